@@ -1,0 +1,54 @@
+"""Writing beside and then renaming: a reader finds the whole file or folder, or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file at once. A leftover ``.….part`` of a killed run is overwritten by the next one."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON at once: indented, keys in the order given, one newline at the end."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def folder_at_once(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of ``folder`` when the block ends without an error.
+
+    An older ``folder`` stays until the new one is complete. After an error nothing is left behind;
+    after a kill a hidden ``.….part`` folder may be, and the next run removes it. A folder cannot be
+    replaced in one step: killed between the two renames, the old one is hidden, and the next run
+    puts it back first.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    _remove(part)
+    part.mkdir()
+    try:
+        yield part
+    except BaseException:
+        _remove(part)
+        raise
+    _remove(old)
+    if folder.exists():
+        folder.rename(old)
+    part.rename(folder)
+    _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
