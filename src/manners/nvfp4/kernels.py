@@ -37,7 +37,8 @@ def wanted_scales(amax: Tensor, global_scale: Tensor) -> Tensor:
     """float32 block scales before their rounding to E4M3, clamped to its range.
 
     ``amax / 6`` is rounded to amax's own dtype (bfloat16 for a bfloat16 tensor) before it meets the
-    float32 global scale: compressed-tensors does so, and its scales are met only that way.
+    float32 global scale: compressed-tensors does so, and its scales are met only that way. The clamp
+    matters where a cast to E4M3 makes NaN of what is too large, as older versions of torch did.
     """
     return ((amax / 6).float() * global_scale).clamp_(max=E4M3_MAX)
 
