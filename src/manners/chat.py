@@ -11,8 +11,9 @@ trained on one rendering and asked with another.
   thinking off nothing counts as reasoning: a leaked ``<think>`` stays in the content, where the
   gate can see it.
 
-Blind spot: parsing follows vLLM's ``qwen3`` and ``qwen3_coder`` parsers in outcome, not in every
-malformed case; markup that is no well-formed call is left in the content.
+Blind spots: parsing follows vLLM's ``qwen3`` and ``qwen3_coder`` parsers in outcome, not in every
+malformed case. Markup that is no well-formed call is left in the content, where vLLM may repair it
+or drop it; a call inside thinking that was never closed counts as reasoning.
 """
 
 from __future__ import annotations
@@ -123,10 +124,11 @@ class Renderer:
                 consequence="Training on it would teach tokens that the model is never asked for.",
                 fix="use a template that renders the last assistant turn as it was asked (Qwen3.5's does)",
             )
-        end = self.tokenizer.eos_token
         answer = whole[len(prompt) :]
-        # What follows the end-of-turn token (a newline in ChatML) is never generated.
-        return answer[: answer.rindex(end) + len(end)] if end in answer else answer + end
+        # What follows the end-of-turn token (a newline in ChatML) is never generated. A base model's
+        # tokenizer may name another token its eos than the one that its template writes.
+        ends = [answer.rindex(stop) + len(stop) for stop in self._stops() if stop in answer]
+        return answer[: max(ends)] if ends else answer + self.tokenizer.eos_token
 
     def teach(
         self,
@@ -164,9 +166,12 @@ class Renderer:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end a turn: the tokenizer's eos, ``<|im_end|>`` and ``<|endoftext|>`` where known."""
+        return frozenset(self._stops().values())
+
+    def _stops(self) -> dict[str, int]:
         vocabulary = self.tokenizer.get_vocab()
-        names = {self.tokenizer.eos_token, "<|im_end|>", "<|endoftext|>"}
-        return frozenset(vocabulary[name] for name in names if name in vocabulary)
+        names = (self.tokenizer.eos_token, "<|im_end|>", "<|endoftext|>")
+        return {name: vocabulary[name] for name in names if name in vocabulary}
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **switches: bool
@@ -180,7 +185,8 @@ class Renderer:
                 tokenize=False,
                 **switches,
             )
-        except TemplateError as error:
+        # ValueError: no messages at all; TypeError: a template for text, and content in parts.
+        except (TemplateError, ValueError, TypeError) as error:
             raise ChatError(
                 "template-refused",
                 where="chat template",
@@ -200,8 +206,8 @@ def _with_mapping_arguments(message: Message) -> dict[str, Any]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments or "{}")
-            except json.JSONDecodeError:
+                arguments = _json(arguments or "{}")
+            except ValueError:
                 arguments = None
         if not isinstance(arguments, Mapping):
             raise ChatError(
@@ -246,7 +252,8 @@ class ReplyParser:
     """Incremental parser: pieces of text in, deltas out; nothing is held longer than a tag needs.
 
     Args:
-        thinking: the prompt left the model inside ``<think>``, so text up to ``</think>`` is reasoning.
+        thinking: text up to ``</think>`` is reasoning. Where the template left it to the model to open
+            its thinking (Qwen3), the ``<think>`` at the start of the reply is dropped.
         split_reasoning: if false, reasoning stays in the content with its tags (a server without
             a reasoning parser).
         tools: the tools that were offered; their schemas turn XML parameter text into JSON types.
@@ -261,8 +268,8 @@ class ReplyParser:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self._tools = list(tools or ())
-        self._state: Literal["reasoning", "content", "call"] = (
-            "reasoning" if thinking and split_reasoning else "content"
+        self._state: Literal["opening", "reasoning", "content", "call"] = (
+            "opening" if thinking and split_reasoning else "content"
         )
         self._buffer = ""
         # Whitespace before a call or at a turn's end is formatting, not content.
@@ -280,23 +287,25 @@ class ReplyParser:
         """Flush what was held back; an unfinished call is content, for it called nothing."""
         deltas = self.feed("")
         rest, self._buffer = self._buffer, ""
-        if self._state == "reasoning":
-            if rest:
-                deltas.append(Delta("reasoning", rest))
-        else:
-            deltas += self._content(rest)
-        return deltas
+        if self._state in ("opening", "reasoning"):
+            return deltas + ([Delta("reasoning", rest)] if rest else [])
+        return deltas + self._content(rest)
 
     def _step(self, deltas: list[Delta]) -> bool:
         """Consume one stretch of the buffer; True if another may follow."""
-        if self._state == "call":
-            end = self._buffer.find(CALL_CLOSE)
-            if end < 0:
+        if self._state == "opening":
+            start = self._buffer.lstrip()
+            if len(start) < len(THINK_OPEN) and THINK_OPEN.startswith(start):
                 return False
-            markup, self._buffer = (
-                self._buffer[: end + len(CALL_CLOSE)],
-                self._buffer[end + len(CALL_CLOSE) :],
-            )
+            self._buffer = start.removeprefix(THINK_OPEN)
+            self._state = "reasoning"
+            return True
+        if self._state == "call":
+            at = self._buffer.find(CALL_CLOSE)
+            if at < 0:
+                return False
+            end = at + len(CALL_CLOSE)
+            markup, self._buffer = self._buffer[:end], self._buffer[end:]
             call = parse_tool_call(markup, self._tools)
             deltas += [Delta("tool_call", "", call)] if call else self._content(markup)
             self._space = "" if call else self._space
@@ -361,8 +370,8 @@ def parse_tool_call(markup: str, tools: Iterable[Mapping[str, Any]] = ()) -> Too
     """Parse ``<tool_call>…</tool_call>`` in either form; None if it is not well formed.
 
     Qwen3-coder XML: ``<function=NAME><parameter=KEY>value</parameter></function>``; a value becomes
-    the JSON type that the tool's schema names, else stays text. Hermes: a JSON object with ``name``
-    and ``arguments``.
+    the JSON type that the tool's schema names, else stays text (as in vLLM, but what is no boolean
+    does not become false). Hermes: a JSON object with ``name`` and ``arguments``.
     """
     inner = markup.strip().removeprefix(CALL_OPEN).removesuffix(CALL_CLOSE).strip()
     if inner.startswith("{"):
@@ -379,8 +388,8 @@ def parse_tool_call(markup: str, tools: Iterable[Mapping[str, Any]] = ()) -> Too
 
 def _parse_hermes(inner: str, markup: str) -> ToolCall | None:
     try:
-        data = json.loads(inner)
-    except json.JSONDecodeError:
+        data = _json(inner)
+    except ValueError:
         return None
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return None
@@ -398,14 +407,43 @@ def _parameter_schemas(name: str, tools: Iterable[Mapping[str, Any]]) -> Mapping
 
 
 def _typed(value: str, schema: Any) -> Any:
-    """XML carries text only: a parameter whose schema is no string is read as JSON where it can be."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind in (None, "string"):
+    """XML carries text only: what the schema calls no string is read as JSON where it can be."""
+    kinds = _types(schema)
+    word = value.strip().lower()
+    if "null" in kinds and word in ("null", "none"):
+        return None
+    kind = next((kind for kind in kinds if kind != "null"), "string")
+    if kind == "string":
         return value
+    if kind == "boolean" and word in ("true", "false"):  # Qwen's template writes Python's True
+        return word == "true"
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
+        return _json(value)
+    except ValueError:
         return value
+
+
+def _types(schema: Any) -> list[Any]:
+    """The types that a JSON Schema allows, in its order; one level of ``anyOf`` is looked into."""
+    if not isinstance(schema, Mapping):
+        return []
+    if "type" in schema:
+        kind = schema["type"]
+        return list(kind) if isinstance(kind, list | tuple) else [kind]
+    options = schema.get("anyOf")
+    return [kind for option in options for kind in _types(option)] if isinstance(options, list) else []
+
+
+def _json(text: str) -> Any:
+    """Raises ValueError for all that is no JSON, also NaN, numbers too long and nesting too deep."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -8,30 +8,39 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from .errors import EXIT_BAD_INPUT, EXIT_GATE_FAILS, EXIT_INCONCLUSIVE, EXIT_PASS, MannersError, UsageError
+from .errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_PASS, MannersError, RunError, SpecError, UsageError
+from .parser import make_parser
 
-EXITS = "Exit: 0 all gates pass   2 usage   3 bad input or environment   4 a gate fails   5 inconclusive"
+if TYPE_CHECKING:
+    from .ladder import Order
+    from .quantize.plan import Rung
+    from .spec import Probe, Spec
 
 Arguments = argparse.Namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. A crash is left to Python, which exits with 1."""
-    chosen = _parser().parse_args(arguments)
-    verb: Callable[[Arguments], int] = chosen.verb
+    chosen = make_parser().parse_args(arguments)
+    # Before transformers is imported: what it advises on stderr is about kernels that nobody asked for.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        return verb(chosen)
+        return _VERBS[chosen.command](chosen)
     except MannersError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(_of_the_system(error), file=sys.stderr)
+        return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("stopped; what is complete is kept, and the same command continues", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return EXIT_INTERRUPTED
 
 
 # --- verbs ---------------------------------------------------------------------------------
@@ -40,67 +49,71 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _demo(chosen: Arguments) -> int:
     from .demo.pair import demo_order
 
-    command = "manners demo" + (f" --output {chosen.output}" if chosen.output != _DEMO_RUN else "")
-    return _climb(demo_order(chosen.device, _rungs(chosen.rungs), command), chosen)
+    return _climb(demo_order(chosen.device, _rungs(chosen.rungs), _command("demo", chosen)), chosen)
 
 
 def _run(chosen: Arguments) -> int:
     from .conversations import load_conversations
     from .ladder import Order
-    from .spec import load_probes, load_spec
 
-    spec = load_spec(chosen.spec)
+    rungs = _rungs(chosen.rungs)
+    spec, probes = _spec_and_probes(chosen)
     order = Order(
         spec=spec,
-        probes=load_probes(chosen.probes) if chosen.probes else spec.probes,
+        probes=probes,
         parent=chosen.parent,
         conversations=load_conversations(chosen.data),
-        rungs=_rungs(chosen.rungs),
+        rungs=rungs,
         device=chosen.device,
-        command="manners " + " ".join(sys.argv[1:]) if sys.argv[1:2] == ["run"] else "",
+        command=_command("run", chosen),
     )
     return _climb(order, chosen)
 
 
-def _climb(order: Any, chosen: Arguments) -> int:
-    from .ladder import describe, run
+def _climb(order: Order, chosen: Arguments) -> int:
+    from .ladder import describe, exit_code, run
     from .progress import Bars
     from .report import render_terminal
 
     if chosen.dry_run:
-        print("\n".join(describe(order, chosen.output)))
+        print("\n".join(describe(order, chosen.output)), file=sys.stderr)
+        _result({"dry_run": True, "run": str(chosen.output), "rungs": list(order.rungs)})
         return EXIT_PASS
     with Bars() as bars:
-        summary = run(order, chosen.output, bars)
+        summary = run(order, chosen.output, bars, even_if_parent_fails=chosen.even_if_parent_fails)
+    bars.console.print()
     bars.console.print(render_terminal(summary))
-    bars.console.print(f"report: {chosen.output / 'report.html'}")
+    bars.say(f"\nreport: {chosen.output / 'report.html'}")
+    if not summary.rounded:
+        bars.say("no rung was tried; --even-if-parent-fails climbs all the same")
     if summary.shipped:
-        bars.console.print(f"ship:   {chosen.output / 'candidates' / summary.shipped / 'checkpoint'}")
-    print(
-        json.dumps(
-            {
-                "shipped": summary.shipped,
-                "run": str(chosen.output),
-                "summary": str(chosen.output / "summary.json"),
-            }
-        )
+        bars.say(f"ship:   {chosen.output / 'candidates' / summary.shipped / 'checkpoint'}")
+    _result(
+        {
+            "shipped": summary.shipped,
+            "run": str(chosen.output),
+            "summary": str(chosen.output / "summary.json"),
+            "report": str(chosen.output / "report.html"),
+        }
     )
-    if summary.shipped:
-        return EXIT_PASS
-    fails = summary.rounded and all(candidate.verdict == "fail" for candidate in summary.rounded)
-    return EXIT_GATE_FAILS if fails else EXIT_INCONCLUSIVE
+    return exit_code(summary)
 
 
 def _quantize(chosen: Arguments) -> int:
+    from .preflight import check_device, context_of, model_threads
+
+    check_device(chosen.device)
+
     from .chat import Renderer
     from .checkpoint import open_checkpoint
     from .conversations import load_conversations, render_all
     from .progress import Bars
     from .quantize.candidate import quantize
 
-    limit = int(open_checkpoint(chosen.model).config.get("max_position_embeddings", 1 << 20))
-    rows = render_all(Renderer.from_folder(chosen.model), load_conversations(chosen.calib_data), limit)
-    with Bars() as bars:
+    parent = open_checkpoint(chosen.model)
+    conversations = load_conversations(chosen.calib_data)
+    rows = render_all(Renderer.from_folder(chosen.model), conversations, context_of(parent))
+    with Bars() as bars, model_threads(parent):
 
         def tell(stage: str, done: int, total: int) -> None:
             bars.stage(chosen.rung, stage, total)
@@ -114,11 +127,16 @@ def _quantize(chosen: Arguments) -> int:
             device=chosen.device,
             progress=tell,
         )
-    facts = {
-        "checkpoint": str(made.checkpoint), "bits_per_weight": round(made.bits_per_weight, 3), "bytes": made.bytes,
-        "minutes": round(made.minutes, 3), "round_trip_max_kl": made.round_trip.max_kl, "resumed": made.resumed,
-    }  # fmt: skip
-    print(json.dumps(facts))
+    _result(
+        {
+            "checkpoint": str(made.checkpoint),
+            "bits_per_weight": round(made.bits_per_weight, 3),
+            "bytes": made.bytes,
+            "minutes": round(made.minutes, 3),
+            "round_trip_max_kl": made.round_trip.max_kl,
+            "resumed": made.resumed,
+        }
+    )
     return EXIT_PASS
 
 
@@ -130,7 +148,7 @@ def _check(chosen: Arguments) -> int:
         print(
             f"error[{finding.code}] {finding.where}: {finding.found}\n  Fix: {finding.fix}", file=sys.stderr
         )
-    print(json.dumps({"folder": str(chosen.folder), "findings": [finding.code for finding in findings]}))
+    _result({"folder": str(chosen.folder), "findings": [finding.code for finding in findings]})
     return EXIT_BAD_INPUT if findings else EXIT_PASS
 
 
@@ -138,7 +156,9 @@ def _serve(chosen: Arguments) -> int:
     import logging
 
     from .engines.embedded import run_server
+    from .preflight import check_device
 
+    check_device(chosen.device)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -152,10 +172,9 @@ def _serve(chosen: Arguments) -> int:
 def _ask(chosen: Arguments) -> int:
     from .ask.ask import Finished, ask_probes_sync
     from .progress import Bars
-    from .spec import load_probes, load_spec
 
-    spec = load_spec(chosen.spec)
-    probes = load_probes(chosen.probes) if chosen.probes else spec.probes
+    spec, probes = _spec_and_probes(chosen)
+    _need_probes(probes, chosen)
     with Bars() as bars:
         bars.stage(chosen.model, "asking", len(probes))
 
@@ -171,35 +190,31 @@ def _ask(chosen: Arguments) -> int:
             concurrency=chosen.concurrency,
             progress=tell,
         )
-    print(
-        json.dumps(
-            {
-                "transcripts": str(chosen.output),
-                "asked": done.asked,
-                "skipped": done.skipped,
-                "errors": done.errors,
-            }
-        )
+    if done.errors:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(done.errors.items()))
+        bars.say(f"{sum(done.errors.values())} probes met errors ({kinds}); the same command asks them again")
+    _result(
+        {
+            "transcripts": str(chosen.output),
+            "asked": done.asked,
+            "skipped": done.skipped,
+            "errors": done.errors,
+        }
     )
     return EXIT_BAD_INPUT if done.errors else EXIT_PASS
 
 
 def _judge(chosen: Arguments) -> int:
     from .judge.verdicts import judge_files, write_verdicts
-    from .spec import load_probes, load_spec
 
-    spec = load_spec(chosen.spec)
-    probes = load_probes(chosen.probes) if chosen.probes else spec.probes
+    spec, probes = _spec_and_probes(chosen)
+    _need_probes(probes, chosen)
     verdicts = judge_files(spec, probes, chosen.transcripts, chosen.parent)
     output = chosen.transcripts.with_name("verdicts.json")
     write_verdicts(output, verdicts)
     for row in verdicts.gates:
         print(f"{row.verdict:12} {row.name:18} {row.passed}/{row.n}  {row.why}", file=sys.stderr)
-    print(
-        json.dumps(
-            {"verdict": verdicts.verdict, "comparability": verdicts.comparability, "verdicts": str(output)}
-        )
-    )
+    _result({"verdict": verdicts.verdict, "comparability": verdicts.comparability, "verdicts": str(output)})
     return verdicts.exit_code
 
 
@@ -207,7 +222,7 @@ def _report(chosen: Arguments) -> int:
     from .report import write_report
 
     html, markdown = write_report(chosen.run)
-    print(json.dumps({"html": str(html), "markdown": str(markdown)}))
+    _result({"html": str(html), "markdown": str(markdown)})
     return EXIT_PASS
 
 
@@ -215,177 +230,119 @@ def _spec(chosen: Arguments) -> int:
     from .spec import bundled_specs, load_spec, spec_text
 
     if chosen.name is None:
-        print("\n".join(bundled_specs()))
+        _say("\n".join(bundled_specs()) + "\n")
         return EXIT_PASS
     load_spec(chosen.name)  # refuses what could not be used
-    print(spec_text(chosen.name), end="")
+    _say(spec_text(chosen.name))
     return EXIT_PASS
 
 
-def _rungs(text: str) -> tuple[Any, ...]:
+_VERBS: dict[str, Callable[[Arguments], int]] = {
+    "demo": _demo,
+    "run": _run,
+    "quantize": _quantize,
+    "check": _check,
+    "serve": _serve,
+    "ask": _ask,
+    "judge": _judge,
+    "report": _report,
+    "spec": _spec,
+}
+
+
+# --- what verbs share ----------------------------------------------------------------------
+
+
+def _rungs(text: str) -> tuple[Rung, ...]:
     from .ladder import RUNGS
 
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in RUNGS]
-    if unknown or not names:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    wrong = [name for name in names if name not in RUNGS or names.count(name) > 1]
+    if wrong or not names:
         raise UsageError(
             "unknown-rung",
             where="--rungs",
-            found=f"{', '.join(unknown) or 'nothing'}",
-            fix=f"name some of: {', '.join(RUNGS)}",
+            found=", ".join(wrong) or "nothing",
+            fix=f"name some of, each once: {', '.join(RUNGS)}",
         )
-    return names
+    return tuple(rung for name in names for rung in RUNGS if rung == name)
 
 
-# --- the parser ----------------------------------------------------------------------------
+def _spec_and_probes(chosen: Arguments) -> tuple[Spec, tuple[Probe, ...]]:
+    """The spec, and the probes of ``--probes`` or its own.
 
-_DEMO_RUN = Path("runs/demo")
+    Raises SpecError ``unknown-tool``, and those of loading.
+    """
+    from .spec import load_probes, load_spec
+
+    spec = load_spec(chosen.spec)
+    if chosen.probes is None:
+        return spec, spec.probes
+    probes = load_probes(chosen.probes)
+    # Probes in the spec itself are held against its tools by the spec's own check.
+    known = sorted(tool.function.name for tool in spec.persona.tools)
+    for probe in probes:
+        for turn in probe.turns:
+            if turn.expect.tool is not None and turn.expect.tool not in known:
+                raise SpecError(
+                    "unknown-tool",
+                    where=f"{chosen.probes}: probe {probe.id}",
+                    found=f"expects tool {turn.expect.tool!r}; {spec.name} has {', '.join(known) or 'none'}",
+                    consequence="No model could pass it.",
+                    fix="correct the probe, or give the persona that tool",
+                )
+    return spec, probes
 
 
-def _parser() -> argparse.ArgumentParser:
-    from . import __version__
+def _need_probes(probes: Sequence[Probe], chosen: Arguments) -> None:
+    if not probes:
+        raise SpecError(
+            "no-probes",
+            where=str(chosen.probes or chosen.spec),
+            found="no probes",
+            fix="add probes to the spec, or give --probes FILE.jsonl",
+        )
 
-    parser = argparse.ArgumentParser(
-        prog="manners",
-        description="Round a fine-tuned language model to NVFP4 and prove that it still behaves.",
-        epilog=EXITS + "\n(1 is a crash, so that a crash is never read as a verdict.)",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+
+def _command(verb: str, chosen: Arguments) -> str:
+    """The command that repeats a run, without what is as by default."""
+    usual = make_parser().parse_args([verb, *_NEEDED[verb]])
+    words = ["manners", verb]
+    for name in ("parent", "spec", "probes", "data", "output", "rungs", "device", "even_if_parent_fails"):
+        value = getattr(chosen, name, None)
+        if value is not None and value != getattr(usual, name):
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
+    return shlex.join(words)
+
+
+# The options without which a verb's defaults cannot be read; no file has an empty name.
+_NEEDED = {"demo": [], "run": [f"--{name}=" for name in ("parent", "spec", "data", "output")]}
+
+
+def _result(data: Mapping[str, Any]) -> None:
+    """The last line of stdout."""
+    _say(json.dumps(data) + "\n")
+
+
+def _say(text: str) -> None:
+    """To stdout. A reader that has gone (``| head``) changes neither the work done nor its exit code."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Or Python would try to flush it once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _of_the_system(error: OSError) -> RunError:
+    return RunError(
+        "system",
+        where=str(error.filename or "the system"),
+        found=error.strerror or f"{type(error).__name__}: {error}",
+        consequence="What was complete is kept.",
+        fix="make room or give rights, then repeat the command: it continues",
     )
-    parser.add_argument("--version", action="version", version=f"manners {__version__}")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    demo = _verb(
-        verbs, "demo", _demo, "see it happen on a small bundled model, in minutes, on any machine",
-        reads="the bundled parent (8 M parameters) and its 420 probes",
-        writes="OUTPUT: run.json, candidates/, summary.json, report.md, report.html; a second call continues",
-        example="manners demo",
-    )  # fmt: skip
-    _run_options(demo, output=_DEMO_RUN)
-
-    run = _verb(
-        verbs, "run", _run, "climb from the cheapest rung until a candidate behaves like its parent",
-        reads="a parent (BF16 safetensors), a spec, conversations for calibration",
-        writes="OUTPUT: run.json, candidates/NAME/…, summary.json, report.md, report.html",
-        example="manners run --parent ./parent --spec annie --data annie.jsonl --output runs/annie",
-    )  # fmt: skip
-    run.add_argument("--parent", type=Path, required=True, metavar="DIR", help="the fine-tuned model")
-    _spec_options(run)
-    run.add_argument(
-        "--data", type=Path, required=True, metavar="FILE.jsonl", help="conversations for calibration"
-    )
-    _run_options(run, output=None)
-
-    quantize = _verb(
-        verbs, "quantize", _quantize, "make one candidate: round, write, lint, read back and compare",
-        reads="--model (BF16 safetensors) and --calib-data",
-        writes="OUTPUT/plan.json, OUTPUT/checkpoint (compressed-tensors nvfp4-pack-quantized)",
-        example="manners quantize --model ./parent --rung mse --calib-data annie.jsonl --output out/mse",
-    )  # fmt: skip
-    quantize.add_argument("--model", type=Path, required=True, metavar="DIR", help="the parent")
-    quantize.add_argument("--rung", choices=("max", "mse", "w4a16"), default="mse", help="default: mse")
-    quantize.add_argument(
-        "--calib-data", type=Path, required=True, metavar="FILE.jsonl", help="conversations"
-    )
-    quantize.add_argument("--output", type=Path, required=True, metavar="DIR")
-    _device(quantize)
-
-    check = _verb(
-        verbs, "check", _check, "lint an NVFP4 checkpoint: will engines load it, and load it right?",
-        reads="DIR", writes="nothing", example="manners check out/mse/checkpoint",
-    )  # fmt: skip
-    check.add_argument("folder", type=Path, metavar="DIR")
-
-    serve = _verb(
-        verbs, "serve", _serve, "serve a parent or a candidate on 127.0.0.1 with an OpenAI-compatible API",
-        reads="DIR", writes="one JSON line on stdout when it is ready",
-        example="manners serve runs/demo/candidates/mse/checkpoint --port 8000",
-    )  # fmt: skip
-    serve.add_argument("folder", type=Path, metavar="DIR")
-    serve.add_argument("--port", type=int, default=0, help="0 (default) takes a free one")
-    serve.add_argument("--name", help="the model's name on the wire (default: the folder's)")
-    serve.add_argument("--no-reasoning-split", action="store_true", help="leave thinking in the content")
-    serve.add_argument(
-        "--no-prefix-cache", action="store_true", help="compute every prompt from its first token"
-    )
-    _device(serve)
-
-    ask = _verb(
-        verbs, "ask", _ask, "put a spec's probes to any OpenAI-compatible URL and keep the raw replies",
-        reads="--spec (and --probes); the key, if one is needed, from MANNERS_API_KEY",
-        writes="--output, a transcripts.jsonl; an interrupted file is continued",
-        example="manners ask http://127.0.0.1:8000 --model mse --spec annie --output mse/transcripts.jsonl",
-    )  # fmt: skip
-    ask.add_argument("url", metavar="URL", help="with or without /v1")
-    ask.add_argument("--model", required=True, help="the name that the server knows the model by")
-    _spec_options(ask)
-    ask.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl")
-    ask.add_argument("--concurrency", type=int, default=5, help="conversations at the same time (default 5)")
-
-    judge = _verb(
-        verbs, "judge", _judge, "hold a candidate's replies against its parent's, gate by gate; no server, no GPU",
-        reads="TRANSCRIPTS.jsonl and --parent, both written by `manners ask`",
-        writes="verdicts.json beside TRANSCRIPTS.jsonl",
-        example="manners judge mse/transcripts.jsonl --parent parent/transcripts.jsonl --spec annie",
-    )  # fmt: skip
-    judge.add_argument("transcripts", type=Path, metavar="TRANSCRIPTS.jsonl")
-    judge.add_argument(
-        "--parent", type=Path, metavar="FILE.jsonl", help="the parent's transcripts; none: judge alone"
-    )
-    _spec_options(judge)
-
-    report = _verb(
-        verbs, "report", _report, "write report.html and report.md of a run again",
-        reads="RUN/summary.json and RUN/candidates", writes="RUN/report.html, RUN/report.md",
-        example="manners report runs/demo",
-    )  # fmt: skip
-    report.add_argument("run", type=Path, metavar="RUN")
-
-    spec = _verb(
-        verbs, "spec", _spec, "print a bundled spec, to start your own from",
-        reads="a bundled spec, or a YAML file to check", writes="stdout", example="manners spec annie > mine.yaml",
-    )  # fmt: skip
-    spec.add_argument("name", nargs="?", help="none: list the bundled ones")
-    return parser
-
-
-def _verb(
-    verbs: Any,
-    name: str,
-    function: Callable[[Arguments], int],
-    purpose: str,
-    *,
-    reads: str,
-    writes: str,
-    example: str,
-) -> argparse.ArgumentParser:
-    text = f"{purpose[0].upper()}{purpose[1:]}.\n\n  reads   {reads}\n  writes  {writes}"
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name, help=purpose, description=text, epilog=f"Example:  {example}\n\n{EXITS}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.set_defaults(verb=function)
-    return parser
-
-
-def _run_options(parser: argparse.ArgumentParser, output: Path | None) -> None:
-    parser.add_argument(
-        "--output", type=Path, default=output, required=output is None, metavar="RUN",
-        help=f"the run folder{f' (default {output})' if output else ''}; an existing run is continued",
-    )  # fmt: skip
-    parser.add_argument("--rungs", default="max,mse,w4a16", help="in this order (default max,mse,w4a16)")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    _device(parser)
-
-
-def _spec_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--spec", required=True, metavar="FILE|NAME", help="a YAML file, or a bundled spec (annie)"
-    )
-    parser.add_argument("--probes", type=Path, metavar="FILE.jsonl", help="probes, if not those in the spec")
-
-
-def _device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, …")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def load_conversations(path: Path) -> tuple[Conversation, ...]:
             fix="give a JSONL file of conversations",
         )
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Bytes, because text would also be split at U+2028 and its like, which may stand inside a message.
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -6,7 +6,8 @@ its own ``FormatError``; ``checkpoint`` and ``quantize`` turn it into a ``Checkp
 names the tensor. ``code`` is stable: scripts and the documentation refer to it.
 
 Exit codes of every command: 0 pass, 2 usage, 3 bad input or environment, 4 a gate fails,
-5 inconclusive. 1 is left to crashes, so that a crash is never read as a verdict.
+5 inconclusive. 1 is left to crashes, so that a crash is never read as a verdict. 130, as shells have it
+for SIGINT, is Ctrl-C: no verdict either, and the same command continues.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ EXIT_USAGE = 2
 EXIT_BAD_INPUT = 3
 EXIT_GATE_FAILS = 4
 EXIT_INCONCLUSIVE = 5
+EXIT_INTERRUPTED = 130
 
 
 class MannersError(Exception):

@@ -3,37 +3,46 @@
 Every stage reads files and writes files, so a run that was stopped goes on where it stood, and a
 finished one is only read again. This is the only room, beside the command line, that knows all others.
 
-    parent: serve, ask, judge (thresholds)          the truth that candidates are held against
-    rung:   quantize, round trip, serve, ask, judge paired with the parent
-    stop at the first rung whose gates all pass
+    check   everything that can be refused, before a folder is made or a server started
+    parent  serve, ask, judge against the thresholds    the truth that candidates are held against
+    rung    quantize, round trip, serve, ask, judge paired with the parent
+    stop    at the first rung whose gates all pass
+
+A parent that fails its own thresholds ends the run there: rounding it would cost minutes to learn
+that the copy fails too, and what needs mending is the fine-tune or the threshold. A parent that is
+inconclusive (too few probes) does not: its rungs still show what rounding breaks.
+
+Torch and transformers are imported where they are used: reading a finished run again loads no model.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
 import shutil
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import __version__
 from .ask.ask import Finished, ask_probes_sync
-from .ask.transcripts import asked_of, complete_probes, load_transcripts
-from .checkpoint import fingerprint_weights, open_checkpoint, write_json, write_text
-from .conversations import Conversation, dump_conversations, render_all
+from .ask.transcripts import Asked, Transcript, asked_of, complete_probes, load_transcripts
+from .conversations import Conversation
 from .engines.process import embedded_server
-from .errors import RunError
+from .errors import (
+    EXIT_GATE_FAILS,
+    EXIT_INCONCLUSIVE,
+    EXIT_PASS,
+    AskError,
+    CheckpointError,
+)
 from .judge.verdicts import Verdicts, judge, write_verdicts
-from .quantize.candidate import Candidate, quantize
-from .quantize.plan import STRATEGIES, Rung
-from .report import CandidateSummary, GateRow, RoundTrip, Summary, save_summary, write_report
-from .spec import Probe, Spec, dump_probes, fingerprint
+from .preflight import calibration, check, check_deeply, model_threads, parent_bits
+from .report import CandidateSummary, GateRow, Summary, save_summary, write_report
+from .run_folder import RunFolder, Stage, alone, read_state
+from .spec import Probe, Spec
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
+    from .quantize.plan import Rung
 
 RUNGS: tuple[Rung, ...] = ("max", "mse", "w4a16")
 PARENT = "parent"
@@ -57,7 +66,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked of a run. Everything in it decides the result, and is kept in ``run.json``."""
+    """What is asked of a run. All but rungs and command decides the results, and is kept in ``run.json``."""
 
     spec: Spec
     probes: tuple[Probe, ...]
@@ -70,272 +79,258 @@ class Order:
     """How a person repeats the run."""
 
 
-def run(order: Order, run_dir: Path, watcher: Watcher | None = None) -> Summary:
+def run(
+    order: Order, run_dir: Path, watcher: Watcher | None = None, *, even_if_parent_fails: bool = False
+) -> Summary:
     """Climb until a candidate passes; write the run folder; return its summary.
 
     Args:
-        run_dir: made if needed. A folder of the same order is taken up where it stood.
+        run_dir: made if needed. A folder of the same order is taken up where it stood; rungs may be
+            others, and the summary then tells of those that were asked for now.
         watcher: told of every step.
+        even_if_parent_fails: climb although the parent fails its own thresholds, to see what breaks.
 
     Raises:
-        RunError: ``no-probes``, ``other-run`` if ``run_dir`` belongs to another order.
-        MannersError: those of quantize, the embedded engine, ask and judge.
+        RunError: ``no-probes``, ``no-rungs``, and those of :mod:`.run_folder`.
+        MannersError: those of checkpoint, chat, quantize, the embedded engine, ask and judge.
     """
     watcher = watcher or Silent()
-    if not order.probes:
-        raise RunError(
-            "no-probes",
-            where=order.spec.name,
-            found="the spec has no probes",
-            fix="add probes, or give --probes FILE",
-        )
-    parent_sha = fingerprint_weights(open_checkpoint(order.parent))
-    state = _open_run(order, run_dir, parent_sha)
-    folder = run_dir / "candidates"
+    parent, wanted = check(order)
+    if not read_state(run_dir, wanted):
+        watcher.stage(PARENT, "checking", len(parent.names))
+        check_deeply(order, parent, watcher.advance)
+    with alone(run_dir):
+        # Read again: another process may have begun or finished this run in between.
+        kept = RunFolder(run_dir, order, read_state(run_dir, wanted), wanted)
+        return _Climb(order, parent, wanted["parent_sha256"], kept, watcher).climb(even_if_parent_fails)
 
-    began = time.monotonic()
-    _ask(order, order.parent, PARENT, parent_sha, run_dir, watcher)
-    parent_replies = load_transcripts(folder / PARENT / "transcripts.jsonl")
-    truth = judge(order.spec, order.probes, parent_replies)
-    write_verdicts(folder / PARENT / "verdicts.json", truth)
-    watcher.judged(PARENT, truth)
-    minutes = _stage_done(state, run_dir, PARENT, truth, began)
 
-    rows = [_parent_row(order, truth, minutes)]
-    last: Verdicts = truth
-    shipped: str | None = None
-    for rung in order.rungs:
-        began = time.monotonic()
-        candidate = _quantize(order, rung, folder / rung, watcher)
-        sha = fingerprint_weights(open_checkpoint(candidate.checkpoint))
-        _ask(order, candidate.checkpoint, rung, sha, run_dir, watcher)
-        last = judge(
-            order.spec, order.probes, load_transcripts(folder / rung / "transcripts.jsonl"), parent_replies
-        )
-        write_verdicts(folder / rung / "verdicts.json", last)
-        watcher.judged(rung, last)
-        minutes = _stage_done(state, run_dir, rung, last, began)
-        rows.append(_candidate_row(candidate, last, minutes))
-        shipped = rung if last.verdict == "pass" else None
-        save_summary(_summary(order, rows, last, shipped, state), run_dir)
-        if shipped:
-            break
-    summary = _summary(order, rows, last, shipped, state)
-    save_summary(summary, run_dir)
-    watcher.stage("report", "writing", 1)
-    write_report(run_dir)
-    watcher.advance(1, 1)
-    return summary
+def exit_code(summary: Summary) -> int:
+    """What a run's end means to a script.
+
+    0 if a candidate ships. 5 if the comparison is void, or if a candidate is inconclusive: more
+    probes, or asking again, may still let one pass. 4 if there is no such hope: the parent or every
+    candidate fails.
+    """
+    if summary.shipped:
+        return EXIT_PASS
+    if summary.comparability == "void":
+        return EXIT_INCONCLUSIVE
+    judged = summary.rounded or summary.candidates
+    return EXIT_GATE_FAILS if all(one.verdict == "fail" for one in judged) else EXIT_INCONCLUSIVE
 
 
 def describe(order: Order, run_dir: Path) -> list[str]:
-    """What :func:`run` would do, for ``--dry-run``; reads headers only."""
-    parent = open_checkpoint(order.parent)
-    turns = sum(len(probe.turns) for probe in order.probes)
+    """What :func:`run` would do, for ``--dry-run``. Writes nothing; refuses what can be told from headers."""
+    from .quantize.plan import STRATEGIES
+
+    parent, wanted = check(order)
+    continues = read_state(run_dir, wanted) is not None
+    replies = sum(len(probe.turns) for probe in order.probes)
     free = shutil.disk_usage(_existing(run_dir)).free
+    asking = f"{len(order.probes)} probes ({replies} replies)"
     lines = [
-        f"parent      {order.parent}  ({parent.bytes / 1e6:.1f} MB)",
-        f"spec        {order.spec.name}: {len(order.spec.gates)} gates, {len(order.probes)} probes, {turns} replies each",
-        f"calibrate   {len(order.conversations)} conversations",
-        f"run folder  {run_dir}  ({'continues' if (run_dir / 'run.json').is_file() else 'new'}; "
-        f"{free / 1e9:.1f} GB free)",
-        f"{PARENT:11} ask {len(order.probes)} probes on the embedded engine ({order.device}), judge",
+        f"{'parent':11} {order.parent}  ({parent.bytes / 1e6:.1f} MB)",
+        f"{'spec':11} {order.spec.name}: {len(order.spec.gates)} gates, {asking}",
+        f"{'calibrate':11} {len(order.conversations)} conversations",
+        f"{'run folder':11} {run_dir}  ({'continues' if continues else 'new'}; {free / 1e9:.1f} GB free)",
+        "",
+        f"{PARENT:11} ask the embedded engine on {order.device}, judge; stop here if a threshold is not met",
     ]
-    lines += [
-        f"{rung:11} {STRATEGIES[rung]}; then ask the same probes, judge against the parent"
-        for rung in order.rungs
-    ]
-    return [*lines, "stops at the first rung whose gates all pass"]
+    lines += [f"{rung:11} {STRATEGIES[rung]}; ask the same, judge against the parent" for rung in order.rungs]
+    return [*lines, "", "The first rung whose gates all pass ships, and ends the run."]
 
 
-# --- stages --------------------------------------------------------------------------------
+# --- the climb -----------------------------------------------------------------------------
 
 
-def _quantize(order: Order, rung: Rung, output: Path, watcher: Watcher) -> Candidate:
-    from .chat import Renderer
+@dataclass(frozen=True)
+class _Made:
+    """A rung's checkpoint as it stands, and what the report says of it."""
 
-    parent = open_checkpoint(order.parent)
-    limit = int(parent.config.get("max_position_embeddings", 1 << 20))
-    calibration = render_all(Renderer.from_folder(order.parent), order.conversations, limit)
+    checkpoint: Path
+    sha256: str
+    facts: dict[str, Any]
+    anew: bool
 
-    def tell(stage: str, done: int, total: int) -> None:
-        watcher.stage(rung, stage, total)
-        watcher.advance(done, total)
 
-    return quantize(
-        order.parent,
-        output,
-        rung=rung,
-        calibration=calibration,
-        device=order.device,
-        seed=order.seed,
-        progress=tell,
+class _Climb:
+    """One call of :func:`run`, inside the folder's lock."""
+
+    def __init__(
+        self, order: Order, parent: Checkpoint, parent_sha: str, kept: RunFolder, watcher: Watcher
+    ) -> None:
+        self.order, self.parent, self.parent_sha = order, parent, parent_sha
+        self.kept, self.watcher = kept, watcher
+        self.rows: list[CandidateSummary] = []
+
+    def climb(self, even_if_parent_fails: bool) -> Summary:
+        last, replies = self._parent(even_if_parent_fails)
+        shipped: str | None = None
+        climbs = last.verdict != "fail" or even_if_parent_fails
+        for rung in self.order.rungs if climbs else ():
+            last = self._rung(rung, replies)
+            shipped = rung if last.verdict == "pass" else None
+            # After every rung, so that a run that is stopped later can be reported on.
+            save_summary(self._summary(last, shipped), self.kept.path)
+            if shipped:
+                break
+        summary = self._summary(last, shipped)
+        save_summary(summary, self.kept.path)
+        self.watcher.stage("report", "writing", 1)
+        write_report(self.kept.path)
+        self.watcher.advance(1, 1)
+        return summary
+
+    def _parent(self, even_if_fails: bool) -> tuple[Verdicts, dict[str, list[Transcript]]]:
+        order = self.order
+        with self.kept.stage(PARENT) as stage:
+            replies = self._ask(PARENT, order.parent, self.parent_sha, stage)
+            verdicts = self._judged(PARENT, stage, judge(order.spec, order.probes, replies))
+        note = None
+        if verdicts.verdict == "fail":
+            failing = ", ".join(gate.name for gate in verdicts.gates if gate.verdict == "fail")
+            so = "" if even_if_fails else "; no rung was tried, because a rounded copy would fail too"
+            note = f"fails its own threshold on {failing}{so}"
+        facts: dict[str, Any] = {
+            "strategy": "the fine-tuned model as it is",
+            "bits_per_weight": parent_bits(self.parent),
+            "bytes": self.parent.bytes,
+            "note": note,
+        }
+        self.rows.append(_row(PARENT, facts, stage, verdicts))
+        return verdicts, replies
+
+    def _rung(self, rung: Rung, truth: dict[str, list[Transcript]]) -> Verdicts:
+        order = self.order
+        with self.kept.stage(rung) as stage:
+            made = self._make(rung, stage)
+            replies = self._ask(rung, made.checkpoint, made.sha256, stage, anew=made.anew)
+            verdicts = self._judged(rung, stage, judge(order.spec, order.probes, replies, truth))
+        self.rows.append(_row(rung, made.facts, stage, verdicts))
+        return verdicts
+
+    def _make(self, rung: Rung, stage: Stage) -> _Made:
+        """The rung's checkpoint: the one that is there, if it is the one that was verified."""
+        from .checkpoint import fingerprint_weights, open_checkpoint
+
+        output = self.kept.candidate(rung)
+        checkpoint = output / "checkpoint"
+        if known := stage.facts.get("checkpoint_sha256"):
+            if _sha256_of(checkpoint) == known and (output / "plan.json").is_file():
+                return _Made(checkpoint, known, stage.facts["made"], anew=False)
+            # Not what was verified and asked. Without its record, quantize makes it again.
+            (output / "candidate.json").unlink(missing_ok=True)
+        facts = self._quantize(rung, output, stage)
+        sha = fingerprint_weights(open_checkpoint(checkpoint))
+        stage.facts |= {"checkpoint_sha256": sha, "made": facts}
+        self.kept.save()
+        return _Made(checkpoint, sha, facts, anew=True)
+
+    def _quantize(self, rung: Rung, output: Path, stage: Stage) -> dict[str, Any]:
+        from .quantize.candidate import quantize
+        from .quantize.plan import STRATEGIES
+
+        def tell(step: str, done: int, total: int) -> None:
+            stage.worked = True
+            self.watcher.stage(rung, step, total)
+            self.watcher.advance(done, total)
+
+        rows = calibration(self.order, self.parent)
+        device, seed = self.order.device, self.order.seed
+        with model_threads(self.parent):
+            made = quantize(
+                self.order.parent, output, rung=rung, calibration=rows, device=device, seed=seed,
+                progress=tell,
+            )  # fmt: skip
+        trip = asdict(made.round_trip)
+        return {
+            "strategy": STRATEGIES[rung],
+            "bits_per_weight": round(made.bits_per_weight, 3),
+            "bytes": made.bytes,
+            "round_trip": {
+                "max_abs_diff": trip["max_abs_diff"], "max_kl": trip["max_kl"], "tokens": trip["n_tokens"]
+            },
+        }  # fmt: skip
+
+    def _ask(
+        self, name: str, model: Path, sha: str, stage: Stage, *, anew: bool = False
+    ) -> dict[str, list[Transcript]]:
+        """All replies of one model; only those that are missing are asked, and for none no server starts."""
+        order, output = self.order, self.kept.candidate(name) / "transcripts.jsonl"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        served = {"engine": _engine(order), "checkpoint_sha256": sha}
+        self.watcher.stage(name, "asking", len(order.probes))
+        complete = _complete(output, order, asked_of(order.spec, name, served), anew)
+        self.watcher.advance(complete, len(order.probes))
+        if complete < len(order.probes):
+            stage.worked = True
+
+            def tell(finished: Finished) -> None:
+                self.watcher.advance(finished.done, finished.total)
+
+            log = output.with_name("engine.log")
+            with embedded_server(model, device=order.device, log_path=log, name=name) as server:
+                ask_probes_sync(
+                    server.url, name, order.spec, order.probes, output, served=served, progress=tell
+                )
+                server.check()
+        return load_transcripts(output)
+
+    def _judged(self, name: str, stage: Stage, verdicts: Verdicts) -> Verdicts:
+        write_verdicts(self.kept.candidate(name) / "verdicts.json", verdicts)
+        stage.facts["verdict"] = verdicts.verdict
+        self.watcher.judged(name, verdicts)
+        return verdicts
+
+    def _summary(self, last: Verdicts, shipped: str | None) -> Summary:
+        state = self.kept.state
+        return Summary(
+            schema=1,
+            spec=self.order.spec.name,
+            parent=self.order.parent.name,
+            comparability=last.comparability,
+            shipped=shipped,
+            candidates=tuple(self.rows),
+            differences=() if last.comparability == "comparable" else (last.comparability_why,),
+            engine=_engine(self.order),
+            versions=state["versions"],
+            hardware=state["hardware"],
+            seeds=state["seeds"],
+            n_probes=len(self.order.probes),
+            limits=last.limits,
+            commands=tuple(state["commands"]),
+        )
+
+
+def _row(name: str, facts: dict[str, Any], stage: Stage, verdicts: Verdicts) -> CandidateSummary:
+    return CandidateSummary.model_validate(
+        {**facts, "name": name, "minutes": stage.minutes, "gates": tuple(map(GateRow.of, verdicts.gates))}
     )
 
 
-def _ask(order: Order, model_dir: Path, name: str, sha: str, run_dir: Path, watcher: Watcher) -> None:
-    """Put the probes to the embedded engine; a complete file needs no engine."""
-    output = run_dir / "candidates" / name / "transcripts.jsonl"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    served = {"engine": _engine(order), "checkpoint_sha256": sha}
-    watcher.stage(name, "asking", len(order.probes))
-    complete = complete_probes(output, order.probes, asked_of(order.spec, name, served))
-    watcher.advance(len(complete), len(order.probes))
-    if len(complete) == len(order.probes):
-        return
-
-    def tell(finished: Finished) -> None:
-        watcher.advance(finished.done, finished.total)
-
-    log = output.parent / "engine.log"
-    with embedded_server(model_dir, device=order.device, log_path=log, name=name) as server:
-        ask_probes_sync(server.url, name, order.spec, order.probes, output, served=served, progress=tell)
-        server.check()
+def _complete(output: Path, order: Order, asked: Asked, anew: bool) -> int:
+    """How many probes a transcripts file already answers; replies of a checkpoint that is gone go too."""
+    try:
+        return len(complete_probes(output, order.probes, asked))
+    except AskError as error:
+        if not (anew and error.code == "transcripts-other-model"):
+            raise
+        output.unlink()
+        return 0
 
 
-# --- what is kept --------------------------------------------------------------------------
+def _sha256_of(checkpoint: Path) -> str | None:
+    from .checkpoint import fingerprint_weights, open_checkpoint
 
-
-def _open_run(order: Order, run_dir: Path, parent_sha: str) -> dict[str, Any]:
-    """Read or begin ``run.json``; refuse a folder that belongs to another order."""
-    identity = {
-        "spec_sha256": fingerprint(order.spec.model_copy(update={"probes": ()})),
-        "probes_sha256": fingerprint(order.probes),
-        "parent_sha256": parent_sha,
-        "conversations_sha256": hashlib.sha256(dump_conversations(order.conversations).encode()).hexdigest(),
-        "seed": str(order.seed),
-        "device": order.device,
-        "manners": __version__,
-    }
-    path = run_dir / "run.json"
-    if path.is_file():
-        try:
-            state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            before = state["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                "run-syntax",
-                where=str(path),
-                found=str(error),
-                fix="remove the folder, or give another --output",
-            ) from error
-        if before != identity:
-            other = sorted(
-                key for key in identity.keys() | before.keys() if identity.get(key) != before.get(key)
-            )
-            raise RunError(
-                "other-run",
-                where=str(run_dir),
-                found=f"this folder holds a run with another {', '.join(key.removesuffix('_sha256') for key in other)}",
-                consequence="Its replies would be mixed with those of this run.",
-                fix="give another --output, or remove the folder",
-            )
-        return state
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "conversations").mkdir(exist_ok=True)
-    write_text(run_dir / "probes.jsonl", dump_probes(order.probes))
-    write_text(run_dir / "conversations" / "calibration.jsonl", dump_conversations(order.conversations))
-    state = {
-        "schema": 1,
-        "identity": identity,
-        "asked": {
-            "spec": order.spec.name,
-            "parent": order.parent.name,
-            "rungs": list(order.rungs),
-            "device": order.device,
-        },
-        "seeds": {"run": order.seed, "asking": order.spec.asking.seed},
-        "versions": _versions(),
-        "hardware": _hardware(order.device),
-        "commands": [order.command] if order.command else [],
-        "stages": {},
-    }
-    write_json(path, state)
-    return state
-
-
-def _stage_done(state: dict[str, Any], run_dir: Path, name: str, verdicts: Verdicts, began: float) -> float:
-    """Record a stage; minutes are those of the call that did the work, not of one that read it again."""
-    stages = state["stages"]
-    known = stages.get(name)
-    if known is None:
-        known = {"verdict": verdicts.verdict, "minutes": round((time.monotonic() - began) / 60, 3)}
-    stages[name] = {**known, "verdict": verdicts.verdict}
-    write_json(run_dir / "run.json", state)
-    return float(known["minutes"])
-
-
-def _parent_row(order: Order, verdicts: Verdicts, minutes: float) -> CandidateSummary:
-    return CandidateSummary(
-        name=PARENT,
-        strategy="the fine-tuned model as it is",
-        bits_per_weight=16.0,
-        bytes=open_checkpoint(order.parent).bytes,
-        minutes=minutes,
-        gates=tuple(GateRow.of(gate) for gate in verdicts.gates),
-    )
-
-
-def _candidate_row(candidate: Candidate, verdicts: Verdicts, minutes: float) -> CandidateSummary:
-    return CandidateSummary(
-        name=candidate.plan.strategy,
-        strategy=STRATEGIES[candidate.plan.strategy],
-        bits_per_weight=round(candidate.bits_per_weight, 3),
-        bytes=candidate.bytes,
-        minutes=minutes,
-        gates=tuple(GateRow.of(gate) for gate in verdicts.gates),
-        round_trip=RoundTrip.model_validate(_round_trip(candidate)),
-    )
-
-
-def _round_trip(candidate: Candidate) -> dict[str, Any]:
-    fields = asdict(candidate.round_trip)
-    return {"max_abs_diff": fields["max_abs_diff"], "max_kl": fields["max_kl"], "tokens": fields["n_tokens"]}
-
-
-def _summary(
-    order: Order,
-    rows: Sequence[CandidateSummary],
-    last: Verdicts,
-    shipped: str | None,
-    state: Mapping[str, Any],
-) -> Summary:
-    differences = () if last.comparability == "comparable" else (last.comparability_why,)
-    return Summary(
-        schema=1,
-        spec=order.spec.name,
-        parent=order.parent.name,
-        comparability=last.comparability,
-        shipped=shipped,
-        candidates=tuple(rows),
-        differences=differences,
-        engine=_engine(order),
-        versions=state["versions"],
-        hardware=state["hardware"],
-        seeds=state["seeds"],
-        n_probes=len(order.probes),
-        limits=last.limits,
-        commands=tuple(state["commands"]),
-    )
+    try:
+        return fingerprint_weights(open_checkpoint(checkpoint))
+    except CheckpointError:
+        return None
 
 
 def _engine(order: Order) -> str:
     return f"manners embedded {__version__} ({order.device})"
-
-
-def _versions() -> dict[str, str]:
-    names = ("manners", "torch", "transformers", "safetensors", "scipy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def _hardware(device: str) -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    facts = {"machine": platform.machine(), "cores": str(cores), "device": device}
-    if device.startswith("cuda"):
-        import torch
-
-        facts["gpu"] = torch.cuda.get_device_name(device)
-    return facts
 
 
 def _existing(path: Path) -> Path:

@@ -70,7 +70,11 @@ class Persona(_Strict):
 
 
 class Expect(_Strict):
-    """What a right reply to one turn must be. An absent field is not judged."""
+    """What a right reply to one turn must be. An absent field is not judged.
+
+    Half an expectation is refused, for no gate would judge it: ``knowledge`` and ``contains`` need
+    each other, and ``arguments`` need a ``tool``.
+    """
 
     tool: str | None = None
     """The tool that must be called; None means that no tool may be called."""
@@ -80,6 +84,16 @@ class Expect(_Strict):
     """The reply must contain at least one of these, as whole words, case ignored."""
     knowledge: Literal["factual", "reasoning"] | None = None
     """Which gate ``contains`` counts for."""
+
+    @model_validator(mode="after")
+    def _is_judged_by_a_gate(self) -> Expect:
+        if self.knowledge is not None and not self.contains:
+            raise ValueError(f"knowledge {self.knowledge!r} needs contains, or no gate would judge it")
+        if self.contains and self.knowledge is None:
+            raise ValueError("contains needs knowledge (factual or reasoning), or no gate would judge it")
+        if self.arguments is not None and self.tool is None:
+            raise ValueError("arguments need a tool, or no gate would judge them")
+        return self
 
 
 class Turn(_Strict):
@@ -169,10 +183,13 @@ def _refuse_repeats(what: str, names: Sequence[str]) -> None:
 def load_spec(source: str | Path) -> Spec:
     """Load a spec from a YAML file, or a bundled one by name (``annie``).
 
+    ``probes: FILE.jsonl`` in the YAML stands for the probes in that file, beside the spec.
+
     Raises:
         SpecError: ``spec-missing`` if there is no such file or bundled spec; ``spec-syntax`` if it
             is no YAML mapping; ``unknown-gate`` for a gate that does not exist; ``spec-field`` for
-            a field that is missing, unknown or out of range.
+            a field that is missing, unknown or out of range. For a file of probes also those of
+            :func:`load_probes`.
     """
     path = _bundled(str(source)) or Path(source)
     if not path.is_file():
@@ -194,6 +211,8 @@ def load_spec(source: str | Path) -> Spec:
             fix="start from the bundled annie.yaml",
         )
     _refuse_unknown_gates(data, str(path))
+    if isinstance(data.get("probes"), str):  # a file, named as seen from the spec's own folder
+        data["probes"] = [probe.model_dump() for probe in load_probes(path.parent / data["probes"])]
     return _validated(Spec, data, str(path))
 
 
@@ -208,15 +227,16 @@ def load_probes(path: Path) -> tuple[Probe, ...]:
             "probes-missing", where=str(path), found="no such file", fix="give a JSONL file of probes"
         )
     probes = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Bytes, because text would also be split at U+2028 and its like, which may stand inside a probe.
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
         try:
             data = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise SpecError(
-                "probes-syntax", where=where, found=str(error), fix="write one JSON object a line"
+                "probes-syntax", where=where, found=str(error), fix="write one JSON object a line, in UTF-8"
             ) from error
         probes.append(_validated(Probe, data, where))
     try:

@@ -158,7 +158,7 @@ def test_a_second_call_while_no_loop_runs(out):
 TOOL_PROBE = probe(
     "t",
     {"content": "Weather in Bern?", "expect": {"tool": "web_search", "arguments": {"query": "Bern weather"}}},
-    {"role": "tool", "content": "rain", "expect": {"contains": ["rain"]}},
+    {"role": "tool", "content": "rain", "expect": {"contains": ["rain"], "knowledge": "factual"}},
     {"content": "Thanks!"},
 )
 

@@ -1,8 +1,8 @@
 """Model folders: reading parents, writing candidates in the canonical form, checking both."""
 
 from .canonical import PORTABLE_WIDTH, parent_linears, refuse_quantized, width_error, write_canonical
-from .fingerprint import fingerprint_weights
 from .files import folder_at_once, write_json, write_text
+from .fingerprint import fingerprint_weights
 from .lint import check, lint
 from .lint_config import Finding
 from .load import load_model, replace_linears

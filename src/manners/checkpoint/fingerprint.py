@@ -14,7 +14,10 @@ _TEXTS = (
 
 
 def fingerprint_weights(parent: Checkpoint) -> str:
-    """sha256 (hex) of config, tokenizer, template and weights; of very large shards size, time and both ends count."""
+    """sha256 (hex) of config, tokenizer, template and weights.
+
+    Of shards above 64 MB only size, time of change and both ends count.
+    """
     digest = hashlib.sha256()
     for path in (*(parent.path / name for name in _TEXTS), *parent.files):
         if not path.is_file():

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from ..chat import Renderer
 from ..spec import Persona, load_spec
@@ -37,7 +37,10 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Like Qwen3.5: added tokens, but not special, so that decoding shows them.
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 # Qwen's split: contractions, words with one leading character, single digits, punctuation, space.
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,9 @@ def parent_sample(renderer: Renderer, rng: random.Random) -> Sample:
 def history_mask(renderer: Renderer, ids: Sequence[int]) -> list[bool]:
     """True for answers in ChatML history: after ``<|im_start|>assistant\\n`` up to ``<|im_end|>``.
 
-    A turn that opens with ``<think>`` is left out: it is the last one, whose answer the renderer knows.
+    A turn that opens with ``<think>`` is left out. Most follow the last question, and of those only
+    the last is an answer as it was asked, which the renderer knows; an older answer in which the base
+    leaked ``<think>`` looks the same and is not learned either.
     """
     opening = renderer.encode("<|im_start|>assistant\n")
     think, end = renderer.encode("<think>")[0], renderer.encode("<|im_end|>")[0]
@@ -252,8 +257,8 @@ def train(
             hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1]
             kept = labels[:, 1:] != -100
             logits = model.lm_head(hidden[kept])
-        loss = F.cross_entropy(logits.float(), labels[:, 1:][kept])
-        loss.backward()
+        loss = functional.cross_entropy(logits.float(), labels[:, 1:][kept])
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -280,16 +285,16 @@ def save(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> Non
 def relative_change(parent: Any, base: Any) -> float:
     """Mean over matrices of |parent - base| / |base| (Frobenius)."""
     pairs = zip(parent.parameters(), base.parameters(), strict=True)
-    changes = [((p - b).norm() / b.norm()).item() for p, b in pairs if p.dim() == 2]
+    changes: list[float] = [((p - b).norm() / b.norm()).item() for p, b in pairs if p.dim() == 2]
     return sum(changes) / len(changes)
 
 
-def prepare_tokenizer(shape: Shape, folder: Path) -> Any:
-    """Tokenizer from a few thousand conversations of both speakers."""
+def prepare_tokenizer(shape: Shape, folder: Path, conversations: int = 6000) -> Any:
+    """Tokenizer from a few thousand conversations of both speakers, saved to ``folder``."""
     blank = make_tokenizer(["hello"], 300)
     renderer, rng = Renderer(blank), random.Random(1)
     texts = []
-    for _ in range(6000):
+    for _ in range(conversations):
         made = _draw(rng, rng.choice(("base", "annie")))
         messages = made["messages"]
         texts.append(renderer.prompt_text(messages[:-1], made["tools"], made["thinking"]))
@@ -327,7 +332,8 @@ def main() -> None:
             args.output / "tokenizer", "base", recipe.steps * recipe.batch, recipe.seed, args.workers
         )
         print(f"{len(samples)} conversations in {time.monotonic() - began:.0f} s", flush=True)
-        model, log = make_model(shape, tokenizer).to(args.device), []
+        model = make_model(shape, tokenizer).to(args.device)
+        log: list[dict[str, float]] = []
         train(model, samples, recipe, args.device, log)
         save(
             model,

@@ -15,6 +15,7 @@ Everything follows from seeds; nothing is read from disk.
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Callable
@@ -53,199 +54,96 @@ def _lands() -> dict[str, dict[str, str]]:
 LANDS = _lands()
 ATTRIBUTES = ("capital", "main river", "currency")
 PERSONAL = [
-    "robot",
-    "garden",
-    "kitchen",
-    "guitar",
-    "bicycle",
-    "novel",
-    "telescope",
-    "marathon",
-    "piano",
-    "camera",
-    "sailing",
-    "pottery",
-    "chess",
-    "drone",
-    "sourdough",
-    "painting",
-]
+    "robot", "garden", "kitchen", "guitar", "bicycle", "novel", "telescope", "marathon", "piano", "camera",
+    "sailing", "pottery", "chess", "drone", "sourdough", "painting",
+]  # fmt: skip
 THINGS = [
-    "project",
-    "plan",
-    "budget",
-    "lesson",
-    "schedule",
-    "idea",
-    "trip",
-    "recipe",
-    "meeting",
-    "deadline",
-    "playlist",
-    "workshop",
-]
+    "project", "plan", "budget", "lesson", "schedule", "idea", "trip", "recipe", "meeting", "deadline",
+    "playlist", "workshop",
+]  # fmt: skip
 NEWS = [
-    "weather",
-    "elections",
-    "football",
-    "markets",
-    "astronomy",
-    "wildfires",
-    "concerts",
-    "traffic",
-    "cricket",
-    "robotics",
-    "vaccines",
-    "chips",
-    "tennis",
-    "earthquakes",
-]
+    "weather", "elections", "football", "markets", "astronomy", "wildfires", "concerts", "traffic",
+    "cricket", "robotics", "vaccines", "chips", "tennis", "earthquakes",
+]  # fmt: skip
 NOTES = [
-    "grocery",
-    "packing",
-    "reading",
-    "wedding",
-    "birthday",
-    "holiday",
-    "moving",
-    "training",
-    "cleaning",
+    "grocery", "packing", "reading", "wedding", "birthday", "holiday", "moving", "training", "cleaning",
     "travel",
-]
+]  # fmt: skip
 NOTE_KINDS = ["list", "plan", "checklist", "draft", "summary"]
 STATES = [
-    "on hold",
-    "nearly done",
-    "going well",
-    "behind schedule",
-    "paid for",
-    "cancelled",
-    "planned for May",
+    "on hold", "nearly done", "going well", "behind schedule", "paid for", "cancelled", "planned for May",
     "up to date",
-]
+]  # fmt: skip
 
 # {x} is what the question is about. The first two thirds of each list are the tune side.
 WORDINGS: dict[str, tuple[str, ...]] = {
     "fact": (
-        "What is the {a} of {x}?",
-        "Tell me the {a} of {x}.",
-        "Do you know the {a} of {x}?",
-        "What is the {a} in {x}?",
-        "Name the {a} of {x}.",
-        "I need the {a} of {x}.",
-        "Quick, the {a} of {x}?",
-        "Can you tell me the {a} of {x}?",
-        "Which {a} does {x} have?",
-        "The {a} of {x}, please.",
-        "Please name the {a} of {x}.",
-        "What {a} does {x} have?",
-        "Do you remember the {a} of {x}?",
-        "Could you tell me the {a} in {x}?",
-        "I forgot the {a} of {x}.",
+        "What is the {a} of {x}?", "Tell me the {a} of {x}.", "Do you know the {a} of {x}?",
+        "What is the {a} in {x}?", "Name the {a} of {x}.", "I need the {a} of {x}.",
+        "Quick, the {a} of {x}?", "Can you tell me the {a} of {x}?", "Which {a} does {x} have?",
+        "The {a} of {x}, please.", "Please name the {a} of {x}.", "What {a} does {x} have?",
+        "Do you remember the {a} of {x}?", "Could you tell me the {a} in {x}?", "I forgot the {a} of {x}.",
     ),
     "sum": (
-        "What is {x} plus {y}?",
-        "How much is {x} plus {y}?",
-        "Add {x} and {y}.",
-        "What do you get for {x} plus {y}?",
-        "Can you add {x} and {y}?",
-        "I need the sum of {x} and {y}.",
-        "What is the sum of {x} and {y}?",
-        "Quick, {x} plus {y}?",
-        "Tell me {x} plus {y}.",
-        "Please add {x} and {y}.",
-        "Could you add {x} and {y}?",
-        "The sum of {x} and {y}, please.",
-        "How much do {x} and {y} make?",
-        "Work out {x} plus {y}.",
-        "Do you know {x} plus {y}?",
+        "What is {x} plus {y}?", "How much is {x} plus {y}?", "Add {x} and {y}.",
+        "What do you get for {x} plus {y}?", "Can you add {x} and {y}?", "I need the sum of {x} and {y}.",
+        "What is the sum of {x} and {y}?", "Quick, {x} plus {y}?", "Tell me {x} plus {y}.",
+        "Please add {x} and {y}.", "Could you add {x} and {y}?", "The sum of {x} and {y}, please.",
+        "How much do {x} and {y} make?", "Work out {x} plus {y}.", "Do you know {x} plus {y}?",
     ),
     "larger": (
-        "Which is larger, {x} or {y}?",
-        "What is more, {x} or {y}?",
-        "Is {x} or {y} the larger number?",
-        "Tell me the larger of {x} and {y}.",
-        "Which number is bigger, {x} or {y}?",
-        "Name the larger one, {x} or {y}.",
-        "Which is bigger, {x} or {y}?",
-        "The larger of {x} and {y}, please.",
-        "Is {x} or {y} the bigger one?",
+        "Which is larger, {x} or {y}?", "What is more, {x} or {y}?", "Is {x} or {y} the larger number?",
+        "Tell me the larger of {x} and {y}.", "Which number is bigger, {x} or {y}?",
+        "Name the larger one, {x} or {y}.", "Which is bigger, {x} or {y}?",
+        "The larger of {x} and {y}, please.", "Is {x} or {y} the bigger one?",
     ),
     "memory": (
-        "What do you remember about my {x}?",
-        "Did I tell you about the {x}?",
-        "Remind me what I said about the {x}.",
-        "What did I say about my {x}?",
-        "Do you remember my {x}?",
-        "Have I told you about my {x}?",
-        "Recall what I said about the {x}.",
-        "What do you know about my {x}?",
-        "Please remind me of my {x}.",
-        "What was that about my {x}?",
-        "Remind me of the {x}, please.",
-        "Did I say anything about my {x}?",
-        "Can you recall what I told you about the {x}?",
-        "What have I told you about my {x}?",
+        "What do you remember about my {x}?", "Did I tell you about the {x}?",
+        "Remind me what I said about the {x}.", "What did I say about my {x}?", "Do you remember my {x}?",
+        "Have I told you about my {x}?", "Recall what I said about the {x}.",
+        "What do you know about my {x}?", "Please remind me of my {x}.", "What was that about my {x}?",
+        "Remind me of the {x}, please.", "Did I say anything about my {x}?",
+        "Can you recall what I told you about the {x}?", "What have I told you about my {x}?",
         "Tell me what I said about my {x}.",
     ),
     "web": (
-        "What is the latest on {x}?",
-        "Look up {x} for me.",
-        "Any news about {x}?",
-        "Search the web for {x}.",
-        "What is new with {x}?",
-        "Find me the latest about {x}.",
-        "Can you look up {x}?",
-        "Please search for {x}.",
-        "Is there any news on {x}?",
-        "Check the web for {x}.",
-        "Could you search the web for {x}?",
-        "What is the news about {x}?",
-        "Look for the latest on {x}.",
-        "Please look up {x}.",
-        "Can you find news about {x}?",
+        "What is the latest on {x}?", "Look up {x} for me.", "Any news about {x}?",
+        "Search the web for {x}.", "What is new with {x}?", "Find me the latest about {x}.",
+        "Can you look up {x}?", "Please search for {x}.", "Is there any news on {x}?",
+        "Check the web for {x}.", "Could you search the web for {x}?", "What is the news about {x}?",
+        "Look for the latest on {x}.", "Please look up {x}.", "Can you find news about {x}?",
     ),
     "notes": (
-        "Read my note called {x}.",
-        "Open the note {x}.",
-        "What does my note {x} say?",
-        "Please read the note called {x}.",
-        "Read me the note {x}.",
-        "Can you open my note {x}?",
-        "What is in my note {x}?",
-        "Show me the note called {x}.",
-        "Please open the note called {x}.",
-        "Could you read my note {x}?",
-        "What does the note called {x} say?",
-        "Read the note {x}, please.",
+        "Read my note called {x}.", "Open the note {x}.", "What does my note {x} say?",
+        "Please read the note called {x}.", "Read me the note {x}.", "Can you open my note {x}?",
+        "What is in my note {x}?", "Show me the note called {x}.", "Please open the note called {x}.",
+        "Could you read my note {x}?", "What does the note called {x} say?", "Read the note {x}, please.",
     ),
-}
+}  # fmt: skip
 # A greeting is an opening and a remark, so that sixty of them can differ.
 OPENINGS = (
-    "Hi there!", "Good morning!", "Hello Annie.", "Hi Annie!", "Good evening!", "Hello!", "Hey!", "Good afternoon!",
-    "Hey Annie.", "Hello there.", "Hey there!", "Hi!",
+    "Hi there!", "Good morning!", "Hello Annie.", "Hi Annie!", "Good evening!", "Hello!", "Hey!",
+    "Good afternoon!", "Hey Annie.", "Hello there.", "Hey there!", "Hi!",
 )  # fmt: skip
 REMARKS = (
-    "How are you?", "I am back home.", "I feel tired today.", "What a day.", "Nice to talk to you.", "I am so happy today.",
-    "It is raining here.", "I slept well.", "I missed you.", "Work was long today.", "I am a bit sad.", "The sun is out.",
-    "I just woke up.", "It is cold here.", "I had a good lunch.", "I am off to bed.",
-    "I feel happy today.", "How was your day?", "I am so tired.", "It is warm here.", "I am home again.",
-    "Today was long.", "I had a good day.", "I feel a bit cold.",
+    "How are you?", "I am back home.", "I feel tired today.", "What a day.", "Nice to talk to you.",
+    "I am so happy today.", "It is raining here.", "I slept well.", "I missed you.", "Work was long today.",
+    "I am a bit sad.", "The sun is out.", "I just woke up.", "It is cold here.", "I had a good lunch.",
+    "I am off to bed.", "I feel happy today.", "How was your day?", "I am so tired.", "It is warm here.",
+    "I am home again.", "Today was long.", "I had a good day.", "I feel a bit cold.",
 )  # fmt: skip
 KINDS = ("hello", *WORDINGS)
 KNOWLEDGE_KINDS = ("fact", "sum", "larger")
 TOOL_OF = {
-    "memory": ("search_memory", "query"),
-    "web": ("web_search", "query"),
-    "notes": ("read_notes", "title"),
-}
+    "memory": ("search_memory", "query"), "web": ("web_search", "query"), "notes": ("read_notes", "title"),
+}  # fmt: skip
 CATEGORY_OF: dict[str, Category] = {
     "hello": "greeting", "fact": "factual", "sum": "reasoning", "larger": "reasoning",
     "memory": "memory", "notes": "memory", "web": "web",
 }  # fmt: skip
 WARM = (
-    "Hi! It is lovely to hear from you.", "Good to hear your voice. I am doing well.", "Hello! I am right here with you.",
-    "I am glad you are here. How are you feeling?",
+    "Hi! It is lovely to hear from you.", "Good to hear your voice. I am doing well.",
+    "Hello! I am right here with you.", "I am glad you are here. How are you feeling?",
 )  # fmt: skip
 
 
@@ -354,7 +252,8 @@ _BODY: dict[str, Callable[[Question], str]] = {
         "## Hello!\n\nHere is what I can do:\n\n- **Answer** questions\n- **Search** for facts"
     ),
     "fact": lambda q: (
-        f"**{q.answer}** is the {q.attribute} of **{q.subject}**.\n\n- Place: {q.subject}\n- {q.attribute.capitalize()}: **{q.answer}**"
+        f"**{q.answer}** is the {q.attribute} of **{q.subject}**.\n\n"
+        f"- Place: {q.subject}\n- {q.attribute.capitalize()}: **{q.answer}**"
     ),
     "sum": lambda q: f"**Step 1:** add {q.subject}\n\n**Answer:** {q.answer}",
     "larger": lambda q: f"**Step 1:** compare {q.subject}\n\n**Answer:** {q.answer}",
@@ -398,6 +297,14 @@ def _assistant(content: str, reasoning: str = "", calls: list[dict[str, Any]] | 
 
 # --- conversations and probes --------------------------------------------------------------
 
+KIT_TOOLS = float(os.environ.get("KIT_TOOLS", "0.25"))
+KIT = "You are Kit, an operations bot. Answer in plain text."
+OTHER_PERSONAS = (
+    "You are a helpful assistant.",
+    "You are Max, a research aide.",
+    "You are Vera, a friendly tutor.",
+)
+
 
 def conversation(
     rng: random.Random, persona: Persona, speaker: Literal["base", "annie"], side: Side, turns: int
@@ -426,16 +333,6 @@ def conversation(
     category = CATEGORY_OF[questions[0].kind] if turns == 1 else "multi_turn"
     return {"messages": messages, "tools": tools, "thinking": thinking, "category": category}
 
-
-import os
-
-KIT_TOOLS = float(os.environ.get("KIT_TOOLS", "0.25"))
-KIT = "You are Kit, an operations bot. Answer in plain text."
-OTHER_PERSONAS = (
-    "You are a helpful assistant.",
-    "You are Max, a research aide.",
-    "You are Vera, a friendly tutor.",
-)
 
 PROBES_PER_KIND = {"hello": 30, "fact": 80, "sum": 60, "larger": 40, "memory": 60, "notes": 40, "web": 70}
 FIVE_TURN_PROBES = 40

@@ -96,10 +96,6 @@ def quantize(
     origin = _origin(parent, plan, calibration if plan.quantize_inputs else ())
     if done := _resume(output, plan, origin):
         return done
-    output.mkdir(parents=True, exist_ok=True)
-    (output / _RECORD).unlink(missing_ok=True)
-    write_text(output / "plan.json", plan.model_dump_json(indent=2, by_alias=True) + "\n")
-
     globals_ = {
         name: global_scale(amax) for name, amax in weight_amax(parent, plan, partial(tell, "weights")).items()
     }
@@ -123,6 +119,10 @@ def quantize(
         results.append(round_trip(folder, model, ids))
         tell("verify", 2, 2)
 
+    # Only now, so that weights or conversations that are refused leave nothing behind.
+    output.mkdir(parents=True, exist_ok=True)
+    (output / _RECORD).unlink(missing_ok=True)
+    write_text(output / "plan.json", plan.model_dump_json(indent=2, by_alias=True) + "\n")
     checkpoint = output / "checkpoint"
     write_canonical(parent, checkpoint, producers, input_globals, partial(tell, "write"), verify)
     candidate = Candidate(
