@@ -151,7 +151,10 @@ def test_rungs_are_tried_in_the_order_that_was_asked_for(
     assert ladder.exit_code(summary) == 4
     # Another rung later, in the same folder: nothing that is known is asked again.
     engine.started.clear()
-    summary = ladder.run(make_order(tiny_parent, LEAK, rungs=("max", "mse")), tmp_path / "run")
+    later = make_order(tiny_parent, LEAK, rungs=("max", "mse"), command="manners run … --rungs max,mse")
+    for _ in range(2):
+        summary = ladder.run(later, tmp_path / "run")
+    assert summary.commands == ("manners run … --rungs max,mse",)
     assert engine.started == ["mse"]
     assert [one.name for one in summary.rounded] == ["max", "mse"]
     assert summary.shipped == "mse"
@@ -406,7 +409,7 @@ def test_another_order_is_refused_by_name_and_leaves_the_folder_alone(
     assert tree(finished) == before
 
 
-def test_a_file_of_the_run_that_was_lost_is_written_again(
+def test_a_file_of_the_run_that_was_lost_or_edited_is_written_again(
     finished: Path, tiny_parent: Path, tmp_path: Path, engine: PlayedEngine
 ) -> None:
     run = copy_of(finished, tmp_path / "run")
@@ -415,6 +418,10 @@ def test_a_file_of_the_run_that_was_lost_is_written_again(
     before = tree(run)
     for name in lost:
         (run / name).unlink()
+    (run / "report.md").write_text("edited", encoding="utf-8")
+    ladder.run(make_order(tiny_parent, LEAK), run)
+    assert tree(run) == before
+    (run / "probes.jsonl").write_text("edited", encoding="utf-8")
     ladder.run(make_order(tiny_parent, LEAK), run)
     assert tree(run) == before
     assert engine.started == []
