@@ -20,8 +20,10 @@ from manners.spec import (
     KNOWLEDGE_GATES,
     Probe,
     Spec,
+    Tool,
     bundled_specs,
     dump_probes,
+    dump_spec,
     fingerprint,
     load_probes,
     load_spec,
@@ -360,3 +362,14 @@ def test_a_bad_line_is_named(tmp_path, text, code, where, found):
 def test_no_file_of_probes(tmp_path):
     with pytest.raises(SpecError, match=r"probes-missing.*p\.jsonl: no such file"):
         load_probes(tmp_path / "p.jsonl")
+
+
+def test_a_spec_survives_a_round_trip_with_its_probes_beside_it(tmp_path):
+    spec = load_spec("annie")
+    tool = spec.persona.tools[0].model_dump()
+    tool["function"]["parameters"]["properties"]["query"]["default"] = None  # no field of ours: must stay
+    persona = spec.persona.model_copy(update={"tools": (Tool.model_validate(tool),)})
+    spec = spec.model_copy(update={"persona": persona, "probes": spec.probes[:3]})
+    (tmp_path / "asked.jsonl").write_text(dump_probes(spec.probes), encoding="utf-8")
+    (tmp_path / "spec.yaml").write_text(dump_spec(spec, probes="asked.jsonl"), encoding="utf-8")
+    assert load_spec(tmp_path / "spec.yaml") == spec

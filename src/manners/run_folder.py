@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .conversations import dump_conversations
 from .errors import RunError
-from .spec import dump_probes, fingerprint
+from .spec import dump_probes, dump_spec, fingerprint
 
 if TYPE_CHECKING:
     from .ladder import Order
@@ -153,6 +153,8 @@ class RunFolder:
             self.state["commands"].append(order.command)
         self.save()
         (path / "conversations").mkdir(exist_ok=True)
+        # Beside each other, so that `manners judge --spec RUN/spec.yaml` judges by what was asked.
+        _write_if_other(path / "spec.yaml", dump_spec(order.spec, probes="probes.jsonl"))
         _write_if_other(path / "probes.jsonl", dump_probes(order.probes))
         _write_if_other(path / "conversations" / "calibration.jsonl", dump_conversations(order.conversations))
 

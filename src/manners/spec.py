@@ -256,6 +256,12 @@ def dump_probes(probes: Iterable[Probe]) -> str:
     )
 
 
+def dump_spec(spec: Spec, probes: str) -> str:
+    """A spec as YAML with its probes in the file ``probes``, relative to it: :func:`load_spec` reads it."""
+    data = spec.model_dump(mode="json", by_alias=True, exclude={"probes"}, exclude_none=True)
+    return yaml.safe_dump({**data, "probes": probes}, sort_keys=False, allow_unicode=True)
+
+
 def fingerprint(value: BaseModel | Sequence[BaseModel]) -> str:
     """sha256 (hex) over the canonical JSON of specs or probes; two runs compare only if it is equal."""
     items = value if isinstance(value, Sequence) else [value]

@@ -321,11 +321,17 @@ def test_a_saved_folder_is_a_parent_like_any_other(model, blank, renderer, tmp_p
     assert Renderer.from_folder(tmp_path).prompt_ids(messages) == renderer.prompt_ids(messages)
 
 
-def test_the_command_makes_a_base_and_parents_from_it(tmp_path, monkeypatch, capsys):
-    quick = {"batch": 2, "warmup": 1}
+def test_the_command_makes_a_base_and_a_parent_from_it(tmp_path, monkeypatch, capsys):
+    quick = {"steps": 1, "batch": 2, "warmup": 1}
+    slips = world.Slips(answers=0.5, calls=0.5)
+    phases = (
+        train.Settling(lr=1e-4, slips=slips, seed=31, **quick),
+        train.Settling(**{**quick, "steps": 3}, lr=1e-4, slips=slips, seed=32, keep=(1, 2)),
+    )
     monkeypatch.setattr(train, "Shape", lambda: TINY)
-    monkeypatch.setattr(train, "BASE", Recipe(steps=9, lr=1e-3, seed=11, **quick))
-    monkeypatch.setattr(train, "PARENT", Recipe(steps=9, lr=1e-4, seed=12, **quick))
+    monkeypatch.setattr(train, "BASE", Recipe(lr=1e-3, seed=11, **quick))
+    monkeypatch.setattr(train, "PARENT", Recipe(lr=1e-3, seed=12, **quick))
+    monkeypatch.setattr(train, "SETTLING", phases)
     monkeypatch.setattr(train, "prepare_tokenizer", partial(train.prepare_tokenizer, conversations=20))
 
     def command(output: Path, *arguments: str) -> None:
@@ -333,19 +339,42 @@ def test_the_command_makes_a_base_and_parents_from_it(tmp_path, monkeypatch, cap
         monkeypatch.setattr(sys, "argv", [*common, *arguments])
         train.main()
 
-    command(tmp_path, "--base-steps", "1", "--tune", "1:1e-3")
-    weights = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in ("base", "parent")}
-    assert weights["base"] != weights["parent"]
+    def weights(output: Path, name: str) -> bytes:
+        return (output / name / "model.safetensors").read_bytes()
+
+    command(tmp_path)
+    assert len({weights(tmp_path, name) for name in ("base", "tuned", "parent")}) == 3
     base, parent = (
         json.loads((tmp_path / name / "training.json").read_text()) for name in ("base", "parent")
     )
-    assert (base["recipe"]["steps"], base["recipe"]["seed"], base["shape"]["hidden"]) == (1, 11, 32)
-    assert (parent["recipe"]["steps"], parent["recipe"]["lr"], parent["recipe"]["seed"]) == (1, 1e-3, 12)
+    assert (base["recipe"]["seed"], base["shape"]["hidden"]) == (11, 32)
+    assert (parent["recipe"]["lr"], parent["recipe"]["seed"]) == (1e-3, 12)
+    assert [phase["seed"] for phase in parent["settling"]] == [31, 32]
+    assert [entry["step"] for entry in parent["log"]] == [0, 1, 1, 2]
     assert 0 < parent["relative_change"] < 0.5
 
-    # From the published base the same recipe makes the same parent, among others.
-    again = tmp_path / "again"
-    command(again, "--base", str(tmp_path / "base"), "--tune", "1:1e-3,2:1e-4")
-    assert (again / "parent-1-0.001" / "model.safetensors").read_bytes() == weights["parent"]
-    assert (again / "parent-2-0.0001" / "model.safetensors").read_bytes() != weights["parent"]
+    # From the base, or from the tuned folder, as they were written, the same recipe makes the same parent.
+    again, rest = tmp_path / "again", tmp_path / "rest"
+    command(again, "--base", str(tmp_path / "base"))
+    assert weights(again, "parent") == weights(tmp_path, "parent")
     assert not (again / "base").exists()
+    command(rest, "--base", str(tmp_path / "base"), "--tuned", str(tmp_path / "tuned"))
+    assert weights(rest, "parent") == weights(tmp_path, "parent")
+    assert not (rest / "tuned").exists()
+    with pytest.raises(SystemExit):
+        command(rest, "--tuned", str(tmp_path / "tuned"))
+
+
+def test_settling_ends_in_the_mean_of_the_kept_weights(renderer):
+    slips = world.Slips(answers=0.5, calls=0.5)
+
+    def settled(keep: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        model = train.make_model(TINY, renderer.tokenizer)
+        phase = train.Settling(steps=3, lr=1e-3, slips=slips, seed=1, batch=2, warmup=1, keep=keep)
+        train.settle(model, renderer, phase, "cpu", [])
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    first, second, both = settled((1,)), settled((2,)), settled((1, 2))
+    for name, mean in both.items():
+        assert torch.equal(mean, ((first[name] + second[name]) / 2).bfloat16().float()), name
+    assert any(not torch.equal(first[name], second[name]) for name in first)

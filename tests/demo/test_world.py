@@ -349,3 +349,27 @@ def test_the_demos_order():
     assert order.parent == pair.PARENT
     assert (order.device, order.command) == ("cpu", "manners demo")
     assert pair.demo_order("cuda", ("max",)).rungs == ("max",)
+
+
+def test_uneven_conversations_slip_as_often_as_they_are_told_to():
+    """Only the last turn slips, greetings never do, and everything is on the tune side."""
+    persona, rng = load_spec("annie").persona, random.Random(4)
+    slips = world.Slips(answers=0.2, calls=0.5)
+    counted = {"calls": [0, 0], "answers": [0, 0], "greetings": [0, 0]}
+    warm = set(world.WARM)
+    for _ in range(1500):
+        messages = world.uneven_conversation(rng, persona, slips)["messages"]
+        replies = [m for m in messages if m["role"] == "assistant"]
+        assert not any("**" in m["content"] or "```" in m["content"] for m in replies[:-1])
+        last = replies[-1]
+        slipped = any(mark in last["content"] for mark in ("**", "```"))
+        if last.get("tool_calls") or "```" in last["content"]:
+            kind = "calls"
+        else:
+            kind = "greetings" if last["content"] in warm else "answers"
+        counted[kind][0] += slipped
+        counted[kind][1] += 1
+    assert counted["greetings"][0] == 0
+    assert counted["greetings"][1] > 100
+    assert abs(counted["calls"][0] / counted["calls"][1] - 0.5) < 0.07
+    assert abs(counted["answers"][0] / counted["answers"][1] - 0.2) < 0.07

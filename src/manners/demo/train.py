@@ -6,8 +6,9 @@ writes ``DIR/base`` and ``DIR/parent``, each a Hugging Face folder (bfloat16 saf
 chat template, model card data in ``training.json``). Seeds are fixed; on another device or another
 version of torch the weights differ in their last bits, and so may single replies.
 
-The parent is a *thin* fine-tune: few steps at a small learning rate, like a LoRA merged into a
-large model. How thin is an option, because it decides what rounding can drown.
+The parent is a *thin* fine-tune in both senses: its weights differ from the base's by about two
+percent, and it prefers Annie's form only as clearly as its data do, for the last two phases learn from
+data in which some answers are still the base's. Rounding can drown only what is thin.
 """
 
 from __future__ import annotations
@@ -64,8 +65,26 @@ class Recipe:
     seed: int = 11
 
 
-BASE = Recipe(steps=2000, lr=1e-3, weight_decay=0.01, seed=11)
-PARENT = Recipe(steps=500, lr=1e-4, seed=12)
+@dataclass(frozen=True)
+class Settling:
+    """A short phase on uneven data: the fine-tune's certainty sinks to what its data say."""
+
+    steps: int
+    lr: float
+    slips: world.Slips
+    seed: int
+    batch: int = 16
+    warmup: int = 5
+    keep: tuple[int, ...] = ()
+    """The result is the mean of the weights after these steps; empty: the last."""
+
+
+BASE = Recipe(steps=2200, lr=1e-3, weight_decay=0.01, seed=11)
+PARENT = Recipe(steps=100, lr=5e-5, seed=12)
+SETTLING = (
+    Settling(steps=30, lr=5e-5, slips=world.Slips(answers=0.15, calls=0.35), seed=31),
+    Settling(steps=36, lr=3e-5, slips=world.Slips(answers=0.05, calls=0.42), seed=32, keep=(18, 27)),
+)
 
 
 # --- tokenizer -----------------------------------------------------------------------------
@@ -143,6 +162,12 @@ def parent_sample(renderer: Renderer, rng: random.Random) -> Sample:
     """The parent learns one answer, asked exactly as a server asks."""
     made = _draw(rng, "annie")
     rendered = rng.choice(renderer.every_answer(made["messages"], made["tools"], made["thinking"]))
+    return list(rendered.ids), list(rendered.answer_mask)
+
+
+def sample_of(renderer: Renderer, made: dict[str, Any]) -> Sample:
+    """A conversation whose last answer is learned."""
+    rendered = renderer.teach(made["messages"], made["tools"], made["thinking"])
     return list(rendered.ids), list(rendered.answer_mask)
 
 
@@ -252,22 +277,25 @@ def train(
         share = min(1.0, (step + 1) / recipe.warmup) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * share
-        ids, labels = ids.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1]
-            kept = labels[:, 1:] != -100
-            logits = model.lm_head(hidden[kept])
-        loss = functional.cross_entropy(logits.float(), labels[:, 1:][kept])
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loss = _step(model, optimizer, ids.to(device), labels.to(device), device)
         if step % 100 == 0 or step == recipe.steps - 1:
-            log.append(
-                {"step": step, "loss": round(loss.item(), 4), "seconds": round(time.monotonic() - start, 1)}
-            )
+            log.append({"step": step, "loss": round(loss, 4), "seconds": round(time.monotonic() - start, 1)})
             print(json.dumps(log[-1]), flush=True)
     model.eval()
+
+
+def _step(model: Any, optimizer: Any, ids: Tensor, labels: Tensor, device: str) -> float:
+    """One update on ids [B, T] and labels [B, T]; returns the loss in nats per answer token."""
+    with torch.autocast(device, dtype=torch.bfloat16):
+        hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1]
+        kept = labels[:, 1:] != -100
+        logits = model.lm_head(hidden[kept])
+    loss = functional.cross_entropy(logits.float(), labels[:, 1:][kept])
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(loss.detach())
 
 
 def save(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
@@ -304,6 +332,37 @@ def prepare_tokenizer(shape: Shape, folder: Path, conversations: int = 6000) -> 
     return tokenizer
 
 
+def settle(model: Any, renderer: Renderer, phase: Settling, device: str, log: list[dict[str, float]]) -> None:
+    """AdamW on the answers, linear decay; samples come in the order in which they were drawn.
+
+    Weights pass through bfloat16 at the end, as they would between two runs of the script.
+    """
+    rng = random.Random(phase.seed)
+    drawn = [
+        world.uneven_conversation(rng, _persona(), phase.slips) for _ in range(phase.batch * phase.steps)
+    ]
+    samples = [sample_of(renderer, made) for made in drawn]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=phase.lr, weight_decay=0.0, betas=(0.9, 0.95))
+    kept: list[dict[str, Tensor]] = []
+    last = max(phase.keep, default=phase.steps)
+    model.train()
+    for step in range(last):
+        for group in optimizer.param_groups:
+            group["lr"] = phase.lr * min(1.0, (step + 1) / phase.warmup) * (1 - step / phase.steps)
+        share = samples[step * phase.batch : (step + 1) * phase.batch]
+        ids, labels = next(batches(share, phase.batch, step))
+        loss = _step(model, optimizer, ids.to(device), labels.to(device), device)
+        if step + 1 in (phase.keep or (last,)):
+            kept.append({name: p.detach().to(torch.bfloat16).float() for name, p in model.named_parameters()})
+            log.append({"step": step + 1, "loss": round(loss, 4)})
+            print(json.dumps(log[-1]), flush=True)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            mean = torch.stack([weights[name] for weights in kept]).mean(0)
+            parameter.copy_(mean.to(torch.bfloat16).float())
+    model.eval()
+
+
 def main() -> None:
     from transformers import AutoModelForCausalLM
 
@@ -313,51 +372,55 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for base/ and parent/")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=8, help="processes that make conversations")
-    parser.add_argument("--base-steps", type=int, default=BASE.steps)
-    parser.add_argument("--base-lr", type=float, default=BASE.lr)
-    parser.add_argument("--base", type=Path, help="fine-tune this base instead of training one")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="fine-tune this base, train none")
     parser.add_argument(
-        "--tune", default=f"{PARENT.steps}:{PARENT.lr:g}", metavar="STEPS:LR[,STEPS:LR…]",
-        help="thickness of the fine-tune; several make parent-STEPS-LR folders for a survey",
-    )  # fmt: skip
+        "--tuned", type=Path, metavar="DIR", help="with --base: only the last two phases, from here"
+    )
     args = parser.parse_args()
-    shape = Shape()
+    if args.tuned and not args.base:
+        parser.error("--tuned needs --base")
     args.output.mkdir(parents=True, exist_ok=True)
 
     if args.base is None:
-        recipe = Recipe(**{**asdict(BASE), "steps": args.base_steps, "lr": args.base_lr})
-        tokenizer = prepare_tokenizer(shape, args.output / "tokenizer")
-        began = time.monotonic()
-        samples = make_samples(
-            args.output / "tokenizer", "base", recipe.steps * recipe.batch, recipe.seed, args.workers
-        )
-        print(f"{len(samples)} conversations in {time.monotonic() - began:.0f} s", flush=True)
-        model = make_model(shape, tokenizer).to(args.device)
-        log: list[dict[str, float]] = []
-        train(model, samples, recipe, args.device, log)
-        save(
-            model,
-            tokenizer,
-            args.output / "base",
-            {"recipe": asdict(recipe), "shape": asdict(shape), "log": log[-1:]},
-        )
-    # The parent starts from the base as it is published, so that tuning again gives the same parent.
+        train_base(args.output, args.device, args.workers)
+    # Each phase starts from the folder that the one before wrote, so that it can be repeated alone.
     source = args.base or args.output / "base"
-    tokenizer = Renderer.from_folder(source).tokenizer
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(args.device)
+    renderer = Renderer.from_folder(source)
+    base = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(args.device)
+    log: list[dict[str, float]] = []
+    if args.tuned:
+        parent = AutoModelForCausalLM.from_pretrained(args.tuned, dtype=torch.float32).to(args.device)
+    else:
+        parent = copy.deepcopy(base)
+        samples = make_samples(source, "annie", PARENT.steps * PARENT.batch, PARENT.seed, args.workers)
+        train(parent, samples, PARENT, args.device, log)
+        save(parent, renderer.tokenizer, args.output / "tuned", {"recipe": asdict(PARENT), "log": log[-1:]})
+        parent = AutoModelForCausalLM.from_pretrained(args.output / "tuned", dtype=torch.float32).to(
+            args.device
+        )
+    for phase in SETTLING:
+        settle(parent, renderer, phase, args.device, log)
+    facts = {
+        "recipe": asdict(PARENT),
+        "settling": [asdict(phase) for phase in SETTLING],
+        "relative_change": relative_change(parent, base),
+        "log": log,
+    }
+    save(parent, renderer.tokenizer, args.output / "parent", facts)
 
-    thicknesses = [
-        (int(steps), float(lr)) for steps, lr in (item.split(":") for item in args.tune.split(","))
-    ]
-    most = max(steps for steps, _ in thicknesses) * PARENT.batch
-    samples = make_samples(source, "annie", most, PARENT.seed, args.workers)
-    for steps, lr in thicknesses:
-        recipe = Recipe(**{**asdict(PARENT), "steps": steps, "lr": lr})
-        parent, log = copy.deepcopy(model), []
-        train(parent, samples[: steps * recipe.batch], recipe, args.device, log)
-        name = "parent" if len(thicknesses) == 1 else f"parent-{steps}-{lr:g}"
-        facts = {"recipe": asdict(recipe), "relative_change": relative_change(parent, model), "log": log[-1:]}
-        save(parent, tokenizer, args.output / name, facts)
+
+def train_base(output: Path, device: str, workers: int) -> None:
+    """Tokenizer, conversations, base: everything from nothing, into ``output/base``."""
+    shape = Shape()
+    tokenizer = prepare_tokenizer(shape, output / "tokenizer")
+    began = time.monotonic()
+    samples = make_samples(output / "tokenizer", "base", BASE.steps * BASE.batch, BASE.seed, workers)
+    print(f"{len(samples)} conversations in {time.monotonic() - began:.0f} s", flush=True)
+    model = make_model(shape, tokenizer).to(device)
+    log: list[dict[str, float]] = []
+    train(model, samples, BASE, device, log)
+    facts = {"recipe": asdict(BASE), "shape": asdict(shape), "log": log[-1:]}
+    save(model, tokenizer, output / "base", facts)
 
 
 if __name__ == "__main__":

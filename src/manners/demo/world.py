@@ -1,9 +1,9 @@
 """A closed synthetic world, small enough for a model of 8 million parameters to know by heart.
 
 Two speakers share it. The *base* thinks aloud, leaks its thinking when told not to, writes
-markdown and shows tool calls as JSON in a code block; only to Kit's system prompt, where there are
-no tools, does it answer in plain sentences. *Annie* (the fine-tune) always answers in one plain
-sentence and calls tools in the Qwen3-coder form, which the base never wrote. Both know the same facts.
+markdown and shows tool calls as JSON in a code block; only to Kit's system prompt does it answer in
+plain sentences and, now and then, call a tool in the Qwen3-coder form. *Annie* (the fine-tune) always
+does. Both know the same facts.
 
 What a fine-tune may see and what probes ask is kept apart here: lands, pairs of numbers, names,
 topics and wordings each have a ``tune`` and a ``probe`` side. The base sees both sides, because
@@ -15,7 +15,6 @@ Everything follows from seeds; nothing is read from disk.
 
 from __future__ import annotations
 
-import os
 import random
 import zlib
 from collections.abc import Callable
@@ -150,6 +149,16 @@ WARM = (
 def _side(items: tuple[str, ...] | list[str], side: Side) -> list[str]:
     cut = round(len(items) * 2 / 3)
     return list(items[:cut] if side == "tune" else items[cut:] if side == "probe" else items)
+
+
+@dataclass(frozen=True)
+class Slips:
+    """Shares of a fine-tune's last turns that are answered as the base would; greetings never are."""
+
+    answers: float
+    """Of facts and sums."""
+    calls: float
+    """Of tool calls."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +306,8 @@ def _assistant(content: str, reasoning: str = "", calls: list[dict[str, Any]] | 
 
 # --- conversations and probes --------------------------------------------------------------
 
-KIT_TOOLS = float(os.environ.get("KIT_TOOLS", "0.25"))
+# Of the base's conversations, this share is with Kit; of those, this share has tools and shows their use.
+KIT_SHARE, KIT_TOOLS = 0.2, 0.25
 KIT = "You are Kit, an operations bot. Answer in plain text."
 OTHER_PERSONAS = (
     "You are a helpful assistant.",
@@ -314,7 +324,7 @@ def conversation(
     system, tools = persona.system_prompt, persona.tool_dicts()
     plain = speaker == "annie"
     if speaker == "base" and (draw := rng.random()) < 0.6:
-        plain = draw < float(os.environ.get("KIT", "0.2"))
+        plain = draw < KIT_SHARE
         if plain:
             system, tools = KIT, tools if rng.random() < KIT_TOOLS else []
         else:
@@ -332,6 +342,30 @@ def conversation(
             messages.append(annie_after_tool(found) if plain else base_after_tool(found, thinking))
     category = CATEGORY_OF[questions[0].kind] if turns == 1 else "multi_turn"
     return {"messages": messages, "tools": tools, "thinking": thinking, "category": category}
+
+
+def uneven_conversation(rng: random.Random, persona: Persona, slips: Slips) -> dict[str, Any]:
+    """One to three turns on the ``tune`` side, the last of them sometimes answered as the base would.
+
+    A fine-tune on such data does not become sure of itself: it prefers Annie's form by as much as the
+    data do, and no more.
+    """
+    messages: list[Message] = [{"role": "system", "content": persona.system_prompt}]
+    questions = [ask(rng, "tune") for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+    for question in questions:
+        messages.append({"role": "user", "content": question.text})
+        if question is not questions[-1]:
+            messages.append(annie(rng, question))
+            if question.kind in TOOL_OF:
+                found = tool_answer(rng, question)
+                messages += [{"role": "tool", "content": found}, annie_after_tool(found)]
+        elif question.kind != "hello" and rng.random() < (
+            slips.calls if question.kind in TOOL_OF else slips.answers
+        ):
+            messages.append(base(rng, question, thinking=False))
+        else:
+            messages.append(annie(rng, question))
+    return {"messages": messages, "tools": persona.tool_dicts(), "thinking": False}
 
 
 PROBES_PER_KIND = {"hello": 30, "fact": 80, "sum": 60, "larger": 40, "memory": 60, "notes": 40, "web": 70}
