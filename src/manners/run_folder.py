@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .conversations import dump_conversations
 from .errors import RunError
+from .files import write_json, write_text
 from .spec import dump_probes, dump_spec, fingerprint
 
 if TYPE_CHECKING:
@@ -179,8 +180,6 @@ class RunFolder:
 
     def save(self) -> None:
         """Write ``run.json`` if it would change."""
-        from .checkpoint import write_json
-
         now = json.dumps(self.state)
         if now != self._written:
             write_json(self.path / RUN, self.state)
@@ -214,8 +213,6 @@ def _new_state(order: Order, wanted: dict[str, str]) -> dict[str, Any]:
 
 
 def _write_if_other(path: Path, text: str) -> None:
-    from .checkpoint import write_text
-
     data = text.encode()
     if not path.is_file() or path.read_bytes() != data:
         write_text(path, text)

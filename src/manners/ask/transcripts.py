@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import AskError
+from ..files import write_bytes
 from ..spec import Probe, Spec, fingerprint
 
 FaultKind = Literal["timeout", "connection", "http-4xx", "http-5xx", "broken-stream", "bad-json", "no-done"]
@@ -164,7 +165,7 @@ def prune(path: Path, complete: Mapping[str, Sequence[Transcript]]) -> None:
     """Take out of a file all but ``complete``, so that the rest can be asked again."""
     data = dump(transcript for transcripts in complete.values() for transcript in transcripts)
     if path.exists() and path.read_bytes() != data:
-        write_beside(path, data)
+        write_bytes(path, data)
 
 
 def is_complete(transcripts: Sequence[Transcript], probe: Probe) -> bool:
@@ -172,13 +173,6 @@ def is_complete(transcripts: Sequence[Transcript], probe: Probe) -> bool:
     turns = [transcript.turn for transcript in transcripts]
     ended_early = bool(transcripts) and transcripts[-1].error is not None
     return turns == list(range(len(turns if ended_early else probe.turns)))
-
-
-def write_beside(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: readers see the old one or the new one, never a part."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(data)
-    beside.replace(path)
 
 
 class TranscriptWriter:

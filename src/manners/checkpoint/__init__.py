@@ -1,7 +1,6 @@
 """Model folders: reading parents, writing candidates in the canonical form, checking both."""
 
 from .canonical import PORTABLE_WIDTH, parent_linears, refuse_quantized, width_error, write_canonical
-from .files import folder_at_once, write_json, write_text
 from .fingerprint import fingerprint_weights
 from .lint import check, lint
 from .lint_config import Finding
@@ -24,7 +23,6 @@ __all__ = [
     "default_ignore",
     "expected_linears",
     "fingerprint_weights",
-    "folder_at_once",
     "fused_groups",
     "fused_key",
     "kl_nats",
@@ -39,6 +37,4 @@ __all__ = [
     "round_trip",
     "width_error",
     "write_canonical",
-    "write_json",
-    "write_text",
 ]

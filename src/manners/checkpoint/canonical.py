@@ -32,8 +32,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..files import folder_at_once, write_json, write_text
 from ..nvfp4 import BLOCK, FormatError, NVFP4Weight
-from .files import folder_at_once, write_json, write_text
 from .names import canonical_name, fused_partners, linear_names
 from .reader import INDEX, Checkpoint, Shard, check_finite, read_json
 

@@ -25,7 +25,6 @@ the margin, because it is then known to be real; the margin is no licence to be 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..ask.transcripts import Asked, Transcript, load_transcripts, write_beside
+from ..ask.transcripts import Asked, Transcript, load_transcripts
 from ..errors import EXIT_GATE_FAILS, EXIT_INCONCLUSIVE, EXIT_PASS, JudgeError
+from ..files import write_json
 from ..spec import Gate, GateName, Probe, Spec, fingerprint
 from .comparability import Comparability, Replies, checked, compare
 from .decision import ALPHA, Counts, Verdict, decide, needs_alone, needs_paired
@@ -153,9 +153,7 @@ def judge_files(spec: Spec, probes: Sequence[Probe], candidate: Path, parent: Pa
 
 def write_verdicts(path: Path, verdicts: Verdicts) -> None:
     """As indented JSON, replacing the file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = json.dumps(verdicts.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False)
-    write_beside(path, data.encode() + b"\n")
+    write_json(path, verdicts.model_dump(mode="json", by_alias=True))
 
 
 def load_verdicts(path: Path) -> Verdicts:

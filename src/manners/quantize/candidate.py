@@ -32,10 +32,9 @@ from ..checkpoint import (
     replace_linears,
     round_trip,
     write_canonical,
-    write_json,
-    write_text,
 )
 from ..errors import CheckpointError
+from ..files import write_json, write_text
 from ..nvfp4 import NVFP4Weight, fake_quant_weight, global_scale, quantize_weight
 from .plan import Plan, Rung, ScaleRule, bits_per_weight, make_plan
 from .statistics import activation_amax, weight_amax

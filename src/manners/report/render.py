@@ -20,10 +20,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from ..files import write_text
 from . import text
 from .decision import facts, largest_loss
 from .page import Page, candidate_heading, gather
-from .summary import PARENT, CandidateSummary, Summary, load_summary, write_atomically
+from .summary import PARENT, CandidateSummary, Summary, load_summary
 
 REPORT_HTML = "report.html"
 REPORT_MD = "report.md"
@@ -43,7 +44,7 @@ def write_report(run_dir: str | Path) -> tuple[Path, Path]:
     page = gather(folder, load_summary(folder))
     rendered = {REPORT_HTML: render_html(page), REPORT_MD: render_markdown(page)}
     for name, content in rendered.items():
-        write_atomically(folder / name, content)
+        write_text(folder / name, content)
     return folder / REPORT_HTML, folder / REPORT_MD
 
 

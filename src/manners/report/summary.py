@@ -10,13 +10,13 @@ Shares are between 0 and 1, sizes in bytes, times in minutes, divergences in nat
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import RunError
+from ..files import write_text
 from ..judge.verdicts import GateVerdict
 from ..spec import KNOWLEDGE_GATES
 
@@ -238,19 +238,8 @@ def save_summary(summary: Summary, run_dir: str | Path) -> Path:
     data = summary.model_dump(mode="json", by_alias=True, exclude_none=True)
     # The contract names ``shipped`` even where nothing ships.
     data["shipped"] = summary.shipped
-    write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return path
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write UTF-8 beside ``path``, then rename onto it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(text.encode("utf-8"))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _refuse_constant(name: str) -> float:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manners.checkpoint import folder_at_once, write_json, write_text
+from manners.files import folder_at_once, write_json, write_text
 
 
 def test_a_file_is_replaced_and_nothing_is_left(tmp_path: Path) -> None:

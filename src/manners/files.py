@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a file at once. A leftover ``.….part`` of a killed run is overwritten by the next one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:  # after an error; a rename has left nothing to remove
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """:func:`write_bytes` in UTF-8; line ends stay as they are."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
