@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from manners.chat import Renderer, parse_reply
+from manners.chat import Renderer
 from manners.errors import ChatError
+from manners.replies import parse_reply
 from tests.offered import TOOLS
 from tests.tiny import chat_template, make_tokenizer
 

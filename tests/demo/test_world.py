@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from manners.chat import parse_reply
 from manners.demo import pair, world
 from manners.judge.gates import check_probe, house_of
+from manners.replies import parse_reply
 from manners.spec import CATEGORIES, Gate, Probe, Spec, fingerprint, load_spec
 from tests.judge.builders import reply
 

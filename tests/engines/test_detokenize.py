@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from manners.chat import ReplyParser
 from manners.engines.embedded.reply import Detokenizer, ReplyStream, StopScanner
+from manners.replies import ReplyParser
 
 
 def bytes_decode(ids: Sequence[int]) -> str:

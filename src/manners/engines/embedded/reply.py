@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from ...chat import THINK_CLOSE, Delta, ReplyParser
+from ...replies import THINK_CLOSE, Delta, ReplyParser
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 _UNFINISHED = "\ufffd"

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...chat import Delta, Renderer, ReplyParser
+from ...chat import Renderer
 from ...errors import ChatError
+from ...replies import Delta, ReplyParser
 from .protocol import BadRequestError, ChatRequest, Json, error_body
 from .reply import Detokenizer, FinishReason, ReplyStream
 from .sampling import Sampling

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from manners.chat import Delta, Reply, ReplyParser, ToolCall, parse_reply, parse_tool_call
+from manners.replies import Delta, Reply, ReplyParser, ToolCall, parse_reply, parse_tool_call
 from tests.offered import TOOLS
 
 
